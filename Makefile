@@ -1,0 +1,34 @@
+# Two commands do all: `make demo` plays the incident, `make test` passes the tests. Each builds its own environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint casebook clean
+
+$(BIN)/epochgate: pyproject.toml requirements/run.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/run.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(VENV)/.test: $(BIN)/epochgate requirements/test.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/test.txt
+	@touch $@
+
+demo: $(BIN)/epochgate
+	$(BIN)/epochgate demo
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: lint
+	$(BIN)/pytest
+
+casebook: $(BIN)/epochgate
+	$(PYTHON) ../shared/casebook/run.py --proxy "$(CURDIR)/$(BIN)/epochgate serve"
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info proxy/*.egg-info

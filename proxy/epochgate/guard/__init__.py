@@ -1,0 +1,1 @@
+"""What decides: SSE framing, records, the verdict on a resume, refusals. No I/O, no clock, no logging."""

@@ -1,0 +1,275 @@
+"""The resume verdict (section 6): a record and the blocks that come, turned into a verdict.
+
+Two rules keep it one thing: a judge never waits and never reads a clock, and it looks at each block exactly once, in
+order. `check` says what becomes of the block; `verdict` is what was decided so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from epochgate.guard.eventids import IdFault, Order, successor_fault
+from epochgate.guard.mcp import Messages, Tokens, read_messages
+from epochgate.guard.policy import EventIds, Policy, Proof, Unproven
+from epochgate.guard.record import Event, Origin, Session, Stream
+from epochgate.guard.sse import Block
+from epochgate.guard.sse import Kind as BlockKind
+from epochgate.guard.verdict import Kind, Reason, Verdict, divergent, proven, unproven
+
+EMPTY_RESUMES = 3  # in a row pass on a stream that owes nothing, and are asked again on one that owes (R9)
+NEVER = float("-inf")
+
+_ORDERS = {
+    EventIds.CONSECUTIVE: Order.CONSECUTIVE,
+    EventIds.INCREASING: Order.INCREASING,
+    EventIds.OPAQUE: Order.OPAQUE,
+}
+_ID_FAULTS = {IdFault.ID_GAP: Reason.ID_GAP, IdFault.ID_REWIND: Reason.ID_REWIND}
+
+
+class Step(Enum):
+    """What becomes of a block."""
+
+    RELEASE = "release"
+    SWALLOW = "swallow"  # the client has it
+    REFUSE = "refuse"
+
+
+class Ending(Enum):
+    """What becomes of a resumed stream that ended before any message (R9)."""
+
+    ASK_AGAIN = "ask again"
+    PASS = "pass"  # noqa: S105
+    REFUSE = "refuse"
+
+
+class _Place(Enum):
+    """Where the record has an event that contradicts nothing."""
+
+    HAD = "at or before the cursor, or released since"
+    REPLAYED = "the next one after the cursor"
+    NEW = "nowhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a resume begins: the stream and the position of the cursor's event."""
+
+    stream: Stream
+    position: int
+
+
+class Judge:
+    """Judges one resume of `session` after `cursor` (None: not in the ledger, let through unproven).
+
+    `tokens` says where the response that is judged has its epoch tokens; `outage_at` is when the upstream last refused or
+    reset a new connection (s). `verdict` may be given where it fell before the upstream was asked. `connected`: the proof is a
+    held connection; what comes on it is the stream's own un-resumed traffic, so only the token is watched.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        session: Session,
+        cursor: Cursor | None,
+        *,
+        outage_at: float = NEVER,
+        verdict: Verdict | None = None,
+        connected: bool = False,
+    ) -> None:
+        self.policy = policy
+        self.session = session
+        self.tokens = Tokens((), None)
+        self.verdict = verdict
+        self.connected = connected
+        self.stream = cursor.stream if cursor is not None else session.open_stream(Origin.UNKNOWN)
+        self.position = cursor.position if cursor is not None else -1
+        self._outage_at = outage_at
+        self._next = self.position + 1  # the position that must come next
+        self._overlap = False
+        self._matched = False  # an event of the record has come on this connection
+        self._beyond = False  # an event beyond the ledger has come
+
+    @property
+    def refused(self) -> bool:
+        """Whether the policy lets nothing more of this stream through."""
+        return self.verdict is not None and is_refused(self.verdict, self.policy)
+
+    @property
+    def rewound(self) -> bytes | None:
+        """The id to ask from so that a faithful server repeats the cursor's own event first (R5); None: the cursor's own."""
+        if Proof.OVERLAP not in self.policy.accept or self.stream.origin is Origin.UNKNOWN:
+            return None
+        return self.stream.cursor_before(self.position)
+
+    def check(self, block: Block, now: float) -> Step:
+        """Judge one complete block (R7, R8, R11) at time `now` (s); what is released goes on the record."""
+        if block.kind is BlockKind.OTHER:
+            return Step.RELEASE
+        if block.kind is BlockKind.PRIMING:
+            self._record(block, now, Messages())
+            return Step.RELEASE
+        if block.data is None:
+            return Step.REFUSE if is_refused(self.unreadable(), self.policy) else Step.RELEASE
+        messages = read_messages(block.data, self.tokens)
+        found = self._token_fault(messages) or (_Place.NEW if self.connected else self._place(block, messages))
+        if isinstance(found, Verdict):
+            self.verdict = found
+            if self.refused:
+                return Step.REFUSE
+            found = _Place.NEW
+        if self.verdict is None:
+            self.verdict = self._first_verdict(block, messages)
+            if self.refused:
+                return Step.REFUSE
+        if found is _Place.NEW:
+            self._record(block, now, messages)
+            self._beyond = self._beyond or block.own_id
+        return Step.SWALLOW if found is _Place.HAD else Step.RELEASE
+
+    def end_without_message(self, asked: int) -> Ending:
+        """The answer to the ask number `asked` (from 1) ended before any message (R9)."""
+        if self.verdict is not None:
+            return Ending.PASS
+        if self.stream.owes:
+            if asked <= EMPTY_RESUMES:
+                return Ending.ASK_AGAIN
+        else:
+            self.stream.empties += 1
+            if self.stream.empties <= EMPTY_RESUMES:
+                return Ending.PASS
+        self.verdict = unproven(Reason.NO_EVENT)
+        return Ending.REFUSE if self.refused else Ending.PASS
+
+    def unreadable(self) -> Verdict:
+        """What comes cannot be read (T8)."""
+        self.verdict = unproven(Reason.UNREADABLE)
+        return self.verdict
+
+    # -- rule by rule
+
+    def _token_fault(self, messages: Messages) -> Verdict | None:
+        known = self.session.token
+        if known is not None and any(token not in (None, known) for token in messages.tokens):
+            return divergent(Reason.EPOCH_CHANGED, "the epoch of the session", "another epoch")
+        return None
+
+    def _place(self, block: Block, messages: Messages) -> _Place | Verdict:
+        """Where the event stands in the record, or what contradicts it; the first rule of R7 that applies."""
+        stream = self.stream
+        if stream.origin is Origin.UNKNOWN:
+            return self._place_unanchored(block)
+        self._next = stream.message_from(max(self._next, stream.first))
+        expected = stream.at(self._next)
+        if expected is not None and expected.id == block.id and expected.digest == block.digest:
+            self._next += 1
+            self._matched = True
+            return _Place.REPLAYED
+        repeats = self.session.order_of(stream) is Order.UNCHECKED
+        known = self._recorded_place(block, repeats=repeats)
+        if known is not None:
+            return known
+        if expected is not None:
+            if stream.first and not self._matched:
+                return unproven(Reason.NO_PROOF)  # it may be an event that the ledger had to forget (L5)
+            return divergent(Reason.REPLAY_GAP, f"the recorded event at {self._next}", "an event that is not on record")
+        return self._foreign(block, messages, repeats=repeats) or self._id_fault(block) or _Place.NEW
+
+    def _recorded_place(self, block: Block, *, repeats: bool) -> _Place | Verdict | None:
+        """Where this stream's record has the event; None if nowhere."""
+        stream = self.stream
+        named = block.own_id and block.id is not None
+        at = stream.positions.get(block.id) if named and block.id is not None else None
+        if at is None and (named or self._beyond):
+            return self._forgotten_place(block) if named else None
+        if repeats and self._beyond:
+            return None  # ids repeat here: nothing tells a new event from an old one
+        if stream.find(block.id, block.digest, self._next) is not None:
+            self._overlap = self._matched = True
+            return _Place.HAD
+        later = stream.find(block.id, block.digest, stream.end)
+        if later is not None:
+            return divergent(Reason.REPLAY_GAP, f"the recorded event at {self._next}", f"the one at {later}")
+        if at is None or repeats:
+            return None
+        if at > self._next:
+            return divergent(Reason.REPLAY_GAP, f"the recorded event at {self._next}", f"another one in place of {at}")
+        return divergent(Reason.REPLAY_MISMATCH, f"the content of the recorded event at {at}", "another content")
+
+    def _forgotten_place(self, block: Block) -> _Place | None:
+        """An id from before the first event that is still on record: the client has it, but it proves nothing."""
+        stream = self.stream
+        oldest = stream.at(stream.first)
+        if not stream.first or self._beyond or oldest is None or oldest.id is None or block.id is None:
+            return None
+        if self._order() not in (Order.CONSECUTIVE, Order.INCREASING):
+            return None
+        rises = successor_fault(Order.INCREASING, block.id, oldest.id, self.session.knows) is None
+        return _Place.HAD if rises else None
+
+    def _place_unanchored(self, block: Block) -> _Place | Verdict:
+        """The cursor is not in the ledger: only what the ledger has under the same id can contradict."""
+        if block.own_id and block.id is not None and not self.session.shared_ids:
+            recorded = self.session.index.get(block.id)
+            if recorded is not None and recorded.find(block.id, block.digest, recorded.end) is None:
+                return divergent(Reason.REPLAY_MISMATCH, "the content of a recorded event", "another content")
+        return _Place.NEW
+
+    def _foreign(self, block: Block, messages: Messages, *, repeats: bool) -> Verdict | None:
+        other = self.session.index.get(block.id) if block.own_id and block.id is not None else None
+        if other is not None and other is not self.stream:
+            by_id = not repeats and not self.session.shared_ids
+            if by_id or other.find(block.id, block.digest, other.end) is not None:
+                return divergent(Reason.FOREIGN_STREAM, "an event of this stream", "an event of another stream")
+        if self.stream.owes_known and any(answer not in self.stream.owes for answer in messages.answers):
+            owed = len(self.stream.owes)
+            return divergent(Reason.FOREIGN_RESPONSE, f"{owed} owed responses", "the response to another request")
+        return None
+
+    def _id_fault(self, block: Block) -> Verdict | None:
+        if self._beyond or not block.own_id or block.id is None:
+            return None
+        order = self._order()
+        fault = successor_fault(order, self.stream.last_id, block.id, self.session.knows)
+        return (
+            None if fault is None else divergent(_ID_FAULTS[fault], f"ids in {order.name.lower()} order", "another id")
+        )
+
+    def _order(self) -> Order:
+        return _ORDERS.get(self.policy.event_ids) or self.session.order_of(self.stream)
+
+    def _first_verdict(self, block: Block, messages: Messages) -> Verdict:
+        """R8, at the first event with a message that nothing contradicts."""
+        accept = self.policy.accept
+        known = self.session.token
+        if known is not None and known in messages.tokens and Proof.EPOCH in accept:
+            return proven(Proof.EPOCH)
+        if self._overlap and Proof.OVERLAP in accept:
+            return unproven(Reason.BOUNDARY) if self._has_boundary() else proven(Proof.OVERLAP)
+        if known is None:
+            return unproven(Reason.NO_EPOCH)
+        if known not in messages.tokens:
+            return unproven(Reason.EPOCH_MISSING)
+        return unproven(Reason.NO_PROOF)
+
+    def _has_boundary(self) -> bool:
+        event = self.stream.at(self.position)
+        since = event.at if event is not None else NEVER
+        return max(self.session.boundary_at, self._outage_at) > since
+
+    def _record(self, block: Block, now: float, messages: Messages) -> None:
+        if block.id is None and block.kind is BlockKind.PRIMING:
+            return
+        if block.kind is BlockKind.PRIMING and block.id is not None and block.id in self.stream.positions:
+            return  # it comes again, or repeats the id of an event
+        self.session.add(self.stream, Event(block.id, block.digest, now), messages.answers, learn=self.connected)
+        if self._next >= self.stream.end - 1:
+            self._next = self.stream.end
+
+
+def is_refused(verdict: Verdict, policy: Policy) -> bool:
+    """Whether this policy refuses a resume with this verdict."""
+    if verdict.kind is Kind.UNPROVEN:
+        return policy.unproven is Unproven.RESTART and verdict.reason is not Reason.STALE_CURSOR
+    return verdict.kind is Kind.DIVERGENT

@@ -1,0 +1,275 @@
+"""The records of the ledger: sessions, their streams, the events of a stream; and the questions asked of them.
+
+All of it is bounded (L5): what has to be forgotten is unknown from then on, never wrong.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from epochgate.guard.eventids import Learner, Order
+from epochgate.guard.mcp import RpcId
+
+
+class Origin(StrEnum):
+    """How a stream began."""
+
+    CALL = "call"  # a POST: it owes responses
+    STANDALONE = "standalone"  # a GET without a cursor: it owes nothing
+    INITIALIZE = "initialize"  # the answer to the handshake: its ids are not "delivered" in the sense of R3
+    UNKNOWN = "unknown"  # a resume that was let through unproven: what it owes is not known
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """An event as it was read: the id that stuck (None: no id), the digest of its data (empty: priming), when (s)."""
+
+    id: bytes | None
+    digest: bytes
+    at: float
+
+    @property
+    def priming(self) -> bool:
+        """Whether it has an id only."""
+        return not self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is remembered of one session."""
+
+    streams: int
+    events: int
+
+
+class Stream:
+    """One logical stream. Positions count its events from 0; the first ones may have been forgotten."""
+
+    __slots__ = (
+        "credentials", "empties", "events", "first", "key", "last_id", "learner", "left_at", "origin", "owes",
+        "owes_known", "positions", "refused", "spent", "told",
+    )  # fmt: skip
+
+    def __init__(self, key: int, origin: Origin, owes: tuple[RpcId, ...], credentials: bytes) -> None:
+        self.key = key
+        self.origin = origin
+        self.owes: dict[RpcId, None] = dict.fromkeys(owes)  # the responses still to come, in order
+        self.credentials = credentials
+        self.events: deque[Event] = deque()
+        self.first = 0  # the position of events[0]
+        self.positions: dict[bytes, int] = {}  # id -> the last position that has it
+        self.last_id: bytes | None = None
+        self.learner = Learner()
+        self.owes_known = True  # False: its request was too large to be read
+        self.left_at: float | None = None  # when its client went away while the upstream went on (observe mode)
+        self.empties = 0  # resumes in a row that ended without a message (R9)
+        self.spent = False  # an ask since its connection broke was answered by a 4xx or 5xx (F4)
+        self.refused = False
+        self.told = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was opened by a call and has brought every response that it owed."""
+        return self.origin is Origin.CALL and self.owes_known and not self.owes
+
+    @property
+    def end(self) -> int:
+        """The position that the next event gets."""
+        return self.first + len(self.events)
+
+    def at(self, position: int) -> Event | None:
+        """The event at a position, None where it is forgotten or still to come."""
+        index = position - self.first
+        return self.events[index] if 0 <= index < len(self.events) else None
+
+    def find(self, id: bytes | None, digest: bytes, before: int) -> int | None:
+        """The last position below `before` that holds exactly this event."""
+        for position in range(min(before, self.end) - 1, self.first - 1, -1):
+            event = self.events[position - self.first]
+            if event.id == id and event.digest == digest:
+                return position
+        return None
+
+    def message_from(self, position: int) -> int:
+        """The first position from `position` on that is no priming event; `end` if there is none."""
+        while (event := self.at(position)) is not None and event.priming:
+            position += 1
+        return position
+
+    def cursor_before(self, position: int) -> bytes | None:
+        """The id of the last event before this one that is another cursor (R5), None if there is none."""
+        event = self.at(position)
+        for earlier in range(position - 1, self.first - 1, -1):
+            candidate = self.events[earlier - self.first].id
+            if candidate and (event is None or candidate != event.id):
+                return candidate
+        return None
+
+
+class Session:
+    """What an `Mcp-Session-Id` names, in one epoch of it."""
+
+    __slots__ = (
+        "active_at", "boundary_at", "changed", "credentials", "delivered", "fence", "fenced_at", "id", "index", "instance", "limits",
+        "next_key", "open_flows", "opened_at", "policy", "shared_ids", "streams", "token", "watcher",
+    )  # fmt: skip
+
+    def __init__(self, id: bytes, credentials: bytes, token: str | None, limits: Limits, now: float) -> None:
+        self.id = id
+        self.credentials = credentials
+        self.token = token
+        self.limits = limits
+        self.opened_at = now
+        self.active_at = now
+        self.fence: str | None = None  # the reason of the refusal that fenced it (F2)
+        self.fenced_at = 0.0
+        self.streams: dict[int, Stream] = {}
+        self.next_key = 0
+        self.index: dict[bytes, Stream] = {}  # id -> the stream that had it last
+        self.shared_ids = False  # some id was seen on two streams: ids alone identify nothing here
+        self.delivered = False  # an id was delivered on a stream other than the handshake's (R3)
+        self.instance: bytes | None = None
+        self.boundary_at = float("-inf")  # the last boundary signal
+        self.policy = ""
+        self.changed = False  # another epoch was seen where it is only observed (R12)
+        self.open_flows = 0  # streams that are being read from the upstream: they keep the session (L5)
+        self.watcher: Watcher | None = None
+
+    # -- streams and events
+
+    def open_stream(self, origin: Origin, owes: tuple[RpcId, ...] = (), credentials: bytes = b"") -> Stream:
+        """A new stream. Where there are too many (L5) a finished call is forgotten, or else the oldest stream."""
+        if len(self.streams) >= self.limits.streams:
+            oldest = next(iter(self.streams.values()))
+            self._forget(next((stream for stream in self if stream.finished), oldest))
+        stream = Stream(self.next_key, origin, owes, credentials)
+        self.next_key += 1
+        self.streams[stream.key] = stream
+        if self.watcher is not None:
+            self.watcher.stream_opened(self, stream)
+        return stream
+
+    def add(self, stream: Stream, event: Event, answers: tuple[RpcId, ...] = (), *, learn: bool) -> None:
+        """Append an event to a stream (L3). `learn`: it came un-resumed, so the order of ids is learnt from it (E3)."""
+        if stream.key not in self.streams:
+            return  # forgotten meanwhile: nothing is added to what is unknown
+        id = event.id
+        if id is not None:
+            if learn and not (event.priming and id == stream.last_id):
+                stream.learner.see(id, repeated=id in stream.positions)
+            other = self.index.get(id)
+            if other is not None and other is not stream and stream.origin is not Origin.UNKNOWN:
+                self.shared_ids = True
+            stream.positions[id] = stream.end
+            stream.last_id = id
+            self.index[id] = stream
+            if stream.origin is not Origin.INITIALIZE:
+                self.delivered = True
+        stream.events.append(event)
+        if not event.priming:
+            stream.empties = 0
+        for answer in answers:
+            stream.owes.pop(answer, None)
+        if len(stream.events) > self.limits.events:
+            self._forget_first(stream)
+        if self.watcher is not None:
+            self.watcher.event_added(self, stream, event, answers)
+
+    def locate(self, cursor: bytes) -> tuple[Stream, int] | None:
+        """The stream and the position that a cursor names: the last event that has this id (R3)."""
+        stream = self.index.get(cursor)
+        if stream is None:
+            return None
+        return stream, stream.positions[cursor]
+
+    def knows(self, id: bytes) -> bool:
+        """Whether an event of this session has this id."""
+        return id in self.index
+
+    def order_of(self, stream: Stream) -> Order:
+        """What `auto` has learnt about the ids of a stream (E3)."""
+        return stream.learner.order(several_streams=self.next_key > 1)
+
+    def _forget(self, stream: Stream) -> None:
+        del self.streams[stream.key]
+        for id in stream.positions:
+            if self.index.get(id) is stream:
+                del self.index[id]
+
+    def _forget_first(self, stream: Stream) -> None:
+        event = stream.events.popleft()
+        position = stream.first
+        stream.first += 1
+        id = event.id
+        if id is not None and stream.positions.get(id) == position:
+            del stream.positions[id]
+            if self.index.get(id) is stream:
+                del self.index[id]
+
+    # -- the life of the session
+
+    def touch(self, now: float, ttl: float | None) -> None:
+        """Traffic of the session. A gap longer than `ttl` seconds before it is a boundary signal."""
+        if ttl is not None and now - self.active_at > ttl:
+            self.mark_boundary(now)
+        self.active_at = now
+
+    def mark_boundary(self, now: float) -> None:
+        """A sign that the session may have ended: an overlap with what came before proves nothing any more."""
+        self.boundary_at = now
+        if self.watcher is not None:
+            self.watcher.session_changed(self)
+
+    def see_instance(self, instance: bytes | None, now: float) -> None:
+        """The instance header of a response; another value than before is a boundary signal."""
+        if instance is None or instance == self.instance:
+            return
+        if self.instance is not None:
+            self.boundary_at = now
+        self.instance = instance
+        if self.watcher is not None:
+            self.watcher.session_changed(self)
+
+    def learn_token(self, token: str) -> None:
+        """The first token counts where the handshake had none (L1)."""
+        self.token = token
+        if self.watcher is not None:
+            self.watcher.session_changed(self)
+
+    def close(self, reason: str, now: float) -> None:
+        """Fence it: from now on every request with this id is refused with this reason (F2). The first reason stays."""
+        if self.fence is None:
+            self.fence = reason
+            self.fenced_at = now
+            if self.watcher is not None:
+                self.watcher.session_changed(self)
+
+    def stream_changed(self, stream: Stream) -> None:
+        """A refusal has changed what a stream was told; a ledger that keeps it elsewhere hears of it."""
+        if self.watcher is not None:
+            self.watcher.stream_changed(self, stream)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self.streams.values())
+
+
+class Watcher:
+    """What a ledger that writes elsewhere is told of a change; the base hears nothing."""
+
+    __slots__ = ()
+
+    def session_changed(self, session: Session) -> None:
+        """Token, fence, boundary or instance changed."""
+
+    def stream_opened(self, session: Session, stream: Stream) -> None:
+        """A stream was opened."""
+
+    def stream_changed(self, session: Session, stream: Stream) -> None:
+        """What a stream was told, or how it was refused, changed."""
+
+    def event_added(self, session: Session, stream: Stream, event: Event, answers: tuple[RpcId, ...]) -> None:
+        """An event was added, and answered these requests."""

@@ -1,0 +1,1 @@
+"""What remembers: the protocol of a ledger, and where its records live."""

@@ -1,0 +1,528 @@
+"""The client's side: one TCP connection, the requests that come on it, and the reply that is being written.
+
+A connection answers its requests in order. Requests that were sent ahead wait in a queue; beyond a few the connection
+is not read any further. A peer that half-closes (FIN after its request) is still there until a write to it fails (H1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Protocol, cast
+
+import httptools
+
+from epochgate.errors import BadRequestError
+from epochgate.relay.headers import LAST_CHUNK, MAX_HEAD, Field, Framing, chunk
+
+QUEUED_REQUESTS = 8  # sent ahead; more wait in the kernel
+KEEP_ALIVE = 75.0  # s that an idle connection may stay
+HEAD_TIMEOUT = 30.0  # s for the rest of a head
+FLUSH_TIMEOUT = 30.0  # s for a peer to take the last bytes of a reply that breaks off
+HALF_CLOSED_CHECK = 1.0  # s between looks at a peer that has sent its FIN
+_TCP_CLOSE = 7  # the kernel's name for a connection that is no more
+
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+class Watcher(Protocol):
+    """Whoever works on a request hears what becomes of the client."""
+
+    def client_gone(self) -> None:
+        """The connection is lost; nothing can be written any more."""
+
+    def client_paused(self) -> None:
+        """The client does not keep up (T6)."""
+
+    def client_resumed(self) -> None:
+        """It does again."""
+
+
+class Body:
+    """The body of a request as it comes: taken as a whole where it is there, else piece by piece."""
+
+    __slots__ = ("_connection", "_pieces", "_sink", "_waiter", "complete", "framing", "length", "size")
+
+    def __init__(self, connection: ClientConnection, framing: Framing, length: int) -> None:
+        self._connection = connection
+        self._pieces: list[bytes] = []
+        self._sink: Callable[[], None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.framing = framing
+        self.length = length  # as announced, where it is sized
+        self.size = 0  # bytes waiting to be taken
+        self.complete = framing is Framing.NONE
+
+    def take(self) -> bytes:
+        """What has come since the last time."""
+        if not self._pieces:
+            return b""
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self.size = 0
+        self._connection.body_taken()
+        return data
+
+    def feed(self, data: bytes) -> None:
+        """More of it has come."""
+        self._pieces.append(data)
+        self.size += len(data)
+        self._wake()
+
+    def finish(self) -> None:
+        """All of it has come."""
+        self.complete = True
+        self._wake()
+
+    async def wait(self) -> None:
+        """Wait until there is more to take, or it is complete. Raises ConnectionError if the client has gone."""
+        if self.complete or self.size:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def break_off(self) -> None:
+        """The client has gone in the middle of it."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(ConnectionResetError("the client has gone"))
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+            self._waiter = None
+
+
+class Request:
+    """A request as it came."""
+
+    __slots__ = ("body", "connection", "fields", "first", "http11", "keep_alive", "method", "names", "target")
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+        self.method = b""
+        self.target = b""
+        self.fields: list[Field] = []
+        self.first: dict[bytes, bytes] = {}  # lower-case name -> first value
+        self.names: list[bytes] = []  # lower-case names, repetitions included
+        self.http11 = True
+        self.keep_alive = True
+        self.body: Body
+
+    def get(self, name: bytes) -> bytes | None:
+        """The first value of the field with this lower-case name."""
+        return self.first.get(name)
+
+    def is_repeated(self, name: bytes) -> bool:
+        """Whether the field with this lower-case name came more than once."""
+        return name in self.first and self.names.count(name) > 1
+
+
+Handler = Callable[[Request], Coroutine[None, None, None]]
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection of a client. `handler` works on one request at a time and must finish or break off the reply."""
+
+    def __init__(self, handler: Handler, connections: set[ClientConnection]) -> None:
+        self._handler = handler
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._incoming: Request | None = None  # its head or body is being read
+        self._in_head = False
+        self._head_size = 0
+        self._queue: deque[Request] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading = True
+        self._last = False  # nothing is read after the request that came last
+        self._refusal: BadRequestError | None = None  # what comes cannot be understood; told when its turn comes
+        self.current: Request | None = None
+        self.reply: Reply | None = None
+        self.watcher: Watcher | None = None
+        self.half_closed = False
+        self.lost = False
+        self.paused = False
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._connections.add(self)
+        self._set_timer(KEEP_ALIVE)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; then begin with the next request, if none is being worked on."""
+        if self._last:
+            return
+        self._head_size += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._take_upgrade(data[upgrade.args[0] :])
+        except BadRequestError as error:
+            self._refuse(error)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, BadRequestError) else _as_bad_request(error))
+        else:
+            if self._in_head and self._head_size > MAX_HEAD:
+                self._refuse(BadRequestError("The head of the request is too large", status=431))
+        self._next()
+        self._steer_reading()
+
+    def eof_received(self) -> bool:
+        """The client will send no more; what it asked for is still answered."""
+        self.half_closed = True
+        if self._incoming is not None:  # half a request and gone: it can never be answered
+            return False
+        if self.current is None and not self._queue:
+            return False
+        self._last = True
+        self._loop.call_later(HALF_CLOSED_CHECK, self._check_half_closed)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The client has gone."""
+        self.lost = True
+        self._connections.discard(self)
+        self._set_timer(None)
+        self._queue.clear()
+        if self._incoming is not None and hasattr(self._incoming, "body"):
+            self._incoming.body.break_off()
+        if self.reply is not None:
+            self.reply.closed = True
+        if self.watcher is not None:
+            self.watcher.client_gone()
+
+    def pause_writing(self) -> None:
+        """The client does not keep up."""
+        self.paused = True
+        if self.watcher is not None:
+            self.watcher.client_paused()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self.paused = False
+        if self.watcher is not None:
+            self.watcher.client_resumed()
+
+    # -- httptools callbacks
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._incoming = Request(self)
+        self._in_head = True
+        self._head_size = 0  # what came with its beginning is counted when the head is complete
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request target."""
+        assert self._incoming is not None
+        self._incoming.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field; those after the body are trailers, which end here (T2)."""
+        request = self._incoming
+        if not self._in_head or request is None:
+            return
+        request.fields.append((name, value))
+        lower = name.lower()
+        request.names.append(lower)
+        request.first.setdefault(lower, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there: the request can be worked on."""
+        request = self._incoming
+        assert request is not None
+        self._in_head = False
+        size = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.fields)
+        if size > MAX_HEAD:
+            raise BadRequestError("The head of the request is too large", status=431)
+        request.method = self._parser.get_method()
+        request.http11 = self._parser.get_http_version() == "1.1"
+        request.keep_alive = self._parser.should_keep_alive()
+        if b"transfer-encoding" in request.first:
+            request.body = Body(self, Framing.CHUNKED, 0)
+        elif (length := request.first.get(b"content-length")) is not None:
+            request.body = Body(self, Framing.SIZED, int(length))
+        else:
+            request.body = Body(self, Framing.NONE, 0)
+        if request.method == b"CONNECT":
+            raise BadRequestError("CONNECT is not served here", status=501)
+        self._queue.append(request)
+        if not request.keep_alive:
+            self._last = True
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        assert self._incoming is not None
+        self._incoming.body.feed(data)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        if self._incoming is not None:
+            self._incoming.body.finish()
+        self._incoming = None
+
+    # -- for those who work on a request
+
+    def body_taken(self) -> None:
+        """A body was taken from: there is room for more."""
+        self._steer_reading()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        if self._transport is not None and not self.lost:
+            self._transport.write(data)
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def break_off(self, *, reset: bool) -> None:
+        """End the connection after what was written, so that the reply does not look complete (T4).
+
+        `reset`: only a RST tells that, since the end of the connection would end the body.
+        """
+        if self._transport is None or self.lost:
+            return
+        if reset:
+            sock = self._transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self._transport.abort()
+        else:
+            self._transport.close()
+            self._loop.call_later(FLUSH_TIMEOUT, self._transport.abort)
+
+    def close_when_idle(self) -> None:
+        """Serve no request beyond the one that is being worked on."""
+        if self.current is None:
+            if self._transport is not None:
+                self._transport.close()
+        elif self.reply is not None:
+            self.reply.keep_alive = False
+
+    # -- the loop of requests
+
+    def _next(self) -> None:
+        if self.current is not None or self.lost:
+            return
+        if self._queue:
+            self._set_timer(None)
+            request = self._queue.popleft()
+            self.current = request
+            self.reply = Reply(self, request)
+            self._task = self._loop.create_task(self._work(request))
+        elif self._refusal is not None:
+            self._tell_refusal(self._refusal)
+        elif self._last:
+            if self._transport is not None:
+                self._transport.close()
+        else:
+            self._set_timer(HEAD_TIMEOUT if self._in_head else KEEP_ALIVE)
+
+    async def _work(self, request: Request) -> None:
+        reply = self.reply
+        assert reply is not None
+        try:
+            await self._handler(request)
+        except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the reply breaks off
+            self._loop.call_exception_handler({"message": "a request could not be handled", "exception": error})
+        finally:
+            self.watcher = None
+            if not reply.finished:
+                self.abort()
+            elif not request.body.complete or not reply.keep_alive or self.half_closed:
+                self._last = True  # what is left of the request is not read
+                self._queue.clear()
+                self._refusal = None
+            self.current = None
+            self.reply = None
+            self._next()
+            self._steer_reading()
+
+    def _steer_reading(self) -> None:
+        """Read only while there is room for what comes."""
+        incoming = self._incoming
+        full = len(self._queue) >= QUEUED_REQUESTS or (
+            incoming is not None and not self._in_head and incoming.body.size > MAX_HEAD
+        )
+        if self._transport is None or self.lost or self._reading is not full:
+            return
+        self._reading = not full
+        if full:
+            self._transport.pause_reading()
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _take_upgrade(self, rest: bytes) -> None:
+        """A request that asks for another protocol is served as HTTP/1.1; one with a body would be ambiguous."""
+        request = self._queue[-1] if self._queue else None
+        if request is None or request.body.framing is not Framing.NONE or self._incoming is not None:
+            self._refuse(BadRequestError("An upgrade of a request with a body is not served here", status=501))
+            return
+        self._parser = httptools.HttpRequestParser(self)
+        if rest:
+            self.data_received(rest)
+
+    def _refuse(self, error: BadRequestError) -> None:
+        self._last = True
+        self._refusal = error
+        if self._incoming is not None and self._incoming is self.current:
+            self._incoming.body.break_off()
+        elif self._incoming is not None and self._incoming in self._queue:
+            self._queue.remove(self._incoming)
+        self._incoming = None
+
+    def _tell_refusal(self, error: BadRequestError) -> None:
+        self._refusal = None
+        self.write(error_reply(error.status, str(error)))
+        if self._transport is not None:
+            self._transport.close()
+
+    def _set_timer(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None:
+            self._timer = self._loop.call_later(seconds, self._time_out)
+
+    def _time_out(self) -> None:
+        if self.current is None and self._transport is not None:
+            self._transport.close()
+
+    def _check_half_closed(self) -> None:
+        """The kernel knows when a peer that sent its FIN is no more; nobody reads this connection any longer."""
+        if self.lost or self._transport is None:
+            return
+        sock = self._transport.get_extra_info("socket")
+        with contextlib.suppress(OSError, AttributeError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+                self.abort()
+                return
+        self._loop.call_later(HALF_CLOSED_CHECK, self._check_half_closed)
+
+
+class Reply:
+    """The answer to one request: a head, a body in one framing, and an end that is clean or not."""
+
+    __slots__ = (
+        "_connection",
+        "_framing",
+        "_http11",
+        "_pending",
+        "closed",
+        "finished",
+        "keep_alive",
+        "started",
+        "status",
+    )
+
+    def __init__(self, connection: ClientConnection, request: Request) -> None:
+        self._connection = connection
+        self._framing = Framing.NONE
+        self._http11 = request.http11
+        self._pending: list[bytes] = []  # written together by `flush`
+        self.keep_alive = request.keep_alive
+        self.status = 0
+        self.started = False
+        self.finished = False
+        self.closed = False  # the client has gone
+
+    def interim(self, head: bytes) -> None:
+        """Pass on a 1xx answer; an HTTP/1.0 client knows none."""
+        if self._http11:
+            self._connection.write(head)
+
+    def start(self, status: int, reason: bytes, fields: list[Field], framing: Framing) -> None:
+        """The head. `fields` are end-to-end, `framing` is how the body comes; it may have to change for the client."""
+        self.status = status
+        self.started = True
+        if framing is Framing.CLOSE and self._http11:
+            framing = Framing.CHUNKED
+        elif framing is Framing.CHUNKED and not self._http11:
+            framing = Framing.CLOSE
+        if framing is Framing.CLOSE:
+            self.keep_alive = False
+        self._framing = framing
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
+        lines.extend(b"%b: %b\r\n" % field for field in fields)
+        if framing is Framing.CHUNKED:
+            lines.append(b"Transfer-Encoding: chunked\r\n")
+        if not self.keep_alive:
+            lines.append(b"Connection: close\r\n")
+        elif not self._http11:
+            lines.append(b"Connection: keep-alive\r\n")
+        lines.append(b"\r\n")
+        self._pending = lines
+
+    def write(self, data: bytes) -> None:
+        """A piece of the body; sent by `flush`."""
+        if self._framing is Framing.CHUNKED:
+            if data:
+                self._pending.append(chunk(data))
+        elif self._framing is not Framing.NONE:
+            self._pending.append(data)
+
+    def flush(self) -> None:
+        """Send what was written, in one go."""
+        if self._pending:
+            data = b"".join(self._pending)
+            self._pending.clear()
+            self._connection.write(data)
+
+    def end(self) -> None:
+        """A clean end."""
+        if self._framing is Framing.CHUNKED:
+            self._pending.append(LAST_CHUNK)
+        self.finished = True
+        self.flush()
+
+    def break_off(self) -> None:
+        """An end that does not look complete (T4)."""
+        self.flush()
+        self.finished = True
+        self.keep_alive = False
+        self._connection.break_off(reset=self._framing is Framing.CLOSE)
+
+
+def error_reply(status: int, message: str) -> bytes:
+    """A whole answer of the proxy that ends the connection: a JSON-RPC error without an id."""
+    body = error_body(message)
+    fields: list[Field] = [
+        (b"Content-Type", b"application/json"),
+        (b"Content-Length", b"%d" % len(body)),
+        (b"Connection", b"close"),
+    ]
+    start = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Error"))
+    return start + b"".join(b"%b: %b\r\n" % field for field in fields) + b"\r\n" + body
+
+
+def error_body(message: str) -> bytes:
+    """A JSON-RPC error without an id (T7)."""
+    text = message.replace("\\", "\\\\").replace('"', '\\"')
+    return b'{"jsonrpc":"2.0","error":{"code":-32000,"message":"%b"}}' % text.encode()
+
+
+REASONS = {
+    400: b"Bad Request", 404: b"Not Found", 431: b"Request Header Fields Too Large", 501: b"Not Implemented",
+    502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
+}  # fmt: skip
+
+
+def _as_bad_request(error: httptools.HttpParserError) -> BadRequestError:
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        return BadRequestError("The method of the request is not known", status=501)
+    return BadRequestError("The request is not HTTP/1.1")

@@ -1,0 +1,50 @@
+"""Content codings, decoded from a copy so that the guard can read what it checks (T8). Nothing is re-coded."""
+
+from __future__ import annotations
+
+import zlib
+
+MOST_AT_ONCE = 16 * 1024 * 1024  # decoded bytes of one read: more is taken for a bomb
+
+
+class Decoder:
+    """Decodes one body; `windows` are the zlib window sizes to try, none for a coding that is not known here."""
+
+    __slots__ = ("_windows", "_zlib")
+
+    def __init__(self, windows: tuple[int, ...]) -> None:
+        self._windows = windows
+        self._zlib = zlib.decompressobj(windows[0]) if windows else None
+
+    def decode(self, data: bytes) -> bytes | None:
+        """The decoded bytes, None where they cannot be had."""
+        if self._zlib is None:
+            return None
+        try:
+            plain = self._zlib.decompress(data, MOST_AT_ONCE)
+        except zlib.error:
+            if len(self._windows) == 1:
+                return None
+            self._windows = self._windows[1:]  # `deflate` comes with and without its zlib frame
+            self._zlib = zlib.decompressobj(self._windows[0])
+            return self.decode(data)
+        return None if self._zlib.unconsumed_tail else plain
+
+
+def decoder_of(content_encoding: bytes | None) -> Decoder | None:
+    """The decoder for a `Content-Encoding`; None for the plain bytes."""
+    coding = (content_encoding or b"").strip(b" \t").lower()
+    if coding in (b"", b"identity"):
+        return None
+    if coding in (b"gzip", b"x-gzip"):
+        return Decoder((zlib.MAX_WBITS | 16,))
+    if coding == b"deflate":
+        return Decoder((zlib.MAX_WBITS, -zlib.MAX_WBITS))
+    return Decoder(())
+
+
+def decoded(body: bytes, content_encoding: bytes | None) -> bytes:
+    """A whole body in plain bytes; as it is where the coding is not known."""
+    decoder = decoder_of(content_encoding)
+    plain = body if decoder is None else decoder.decode(body)
+    return body if plain is None else plain

@@ -1,0 +1,91 @@
+"""What the exchanges of one proxy share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from epochgate.errors import UpstreamError
+from epochgate.guard.fingerprint import Fingerprints
+from epochgate.guard.policy import LiveChange, Mode, Policy, normalize_path
+from epochgate.guard.record import Session
+from epochgate.guard.verdict import Reason
+from epochgate.ledger.base import Ledger
+from epochgate.relay.hold import Holds
+from epochgate.relay.telemetry import Telemetry
+from epochgate.relay.upstream import Upstream
+
+_REMEMBERED_TARGETS = 1024
+
+
+class Policies:
+    """The policies in force; the first that matches a target wins (section 10)."""
+
+    def __init__(self, policies: tuple[Policy, ...]) -> None:
+        self._policies = policies
+        self._by_target: dict[bytes, Policy | None] = {}
+
+    def match(self, target: bytes) -> Policy | None:
+        """The policy for a request target, None if there is none."""
+        try:
+            return self._by_target[target]
+        except KeyError:
+            path = normalize_path(target)
+            policy = next((policy for policy in self._policies if policy.matches(path)), None)
+            if len(self._by_target) >= _REMEMBERED_TARGETS:
+                self._by_target.clear()
+            self._by_target[target] = policy
+            return policy
+
+    def __iter__(self) -> Iterator[Policy]:
+        return iter(self._policies)
+
+
+class EventStream(Protocol):
+    """An event stream that flows to a client."""
+
+    def end_at_boundary(self) -> None:
+        """End it cleanly after a whole event: the proxy drains."""
+
+
+@dataclass(slots=True)
+class Context:
+    """The collaborators, built by `relay.server`."""
+
+    policies: Policies
+    upstream: Upstream
+    ledger: Ledger
+    fingerprints: Fingerprints
+    telemetry: Telemetry
+    holds: Holds
+    keep_host: bool  # `upstream.host: client`
+    authority: bytes  # what `Host` says at the upstream otherwise
+    prefix: bytes  # of the upstream's paths
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    draining: bool = False
+    streams: set[EventStream] = field(default_factory=set)  # event streams that flow to a client, guarded or not
+
+    def fence(self, policy: Policy, session: Session, reason: Reason) -> None:
+        """Fence a session, once (F2), and close what is held for it."""
+        if session.fence is None:
+            session.close(reason.value, time.time())
+            self.telemetry.fenced(policy.name, reason.value, session=session.id, enforced=True)
+        self.holds.close_held(session)
+
+    def live_change(self, policy: Policy, session: Session) -> None:
+        """Traffic that was not resumed shows another epoch (R12)."""
+        if policy.live_change is LiveChange.IGNORE:
+            return
+        if policy.mode is Mode.ENFORCE:
+            self.fence(policy, session, Reason.EPOCH_CHANGED)
+        elif not session.changed:
+            session.changed = True
+            self.telemetry.fenced(policy.name, Reason.EPOCH_CHANGED.value, session=session.id, enforced=False)
+
+    def saw_upstream_error(self, error: UpstreamError) -> None:
+        """Count it, and take it for a boundary signal where it is one."""
+        self.upstream.saw_reset(error)
+        self.telemetry.upstream_failed(error.code, str(error))

@@ -1,0 +1,459 @@
+"""The upstream half of a guarded stream: it is read, recorded and checked, with a client on the other side or without.
+
+A flow outlives the request that began it: when the client goes away it is held (H1), and a later resume attaches a
+client anew (R4). Until a judge has spoken the head of a resumed stream is held back (R5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from epochgate.errors import UpstreamError
+from epochgate.guard.judge import Cursor, Judge, Step
+from epochgate.guard.policy import Mode, Policy, Proof, Unproven
+from epochgate.guard.record import Session, Stream
+from epochgate.guard.refusal import may_tell_in_band, told_events
+from epochgate.guard.sse import Block, Framer, Kind
+from epochgate.guard.verdict import proven
+from epochgate.guard.watch import Watch
+from epochgate.relay.client import ClientConnection, Reply
+from epochgate.relay.coding import Decoder, decoder_of
+from epochgate.relay.headers import Framing, without
+from epochgate.relay.hold import Tail
+from epochgate.relay.upstream import Head, UpstreamConnection
+
+if TYPE_CHECKING:
+    from epochgate.relay.context import Context
+
+LIVE_DATA = 4 * 1024 * 1024  # bytes of one event that are read for tokens and answers; longer ones are only digested
+JUDGED_BLOCK = 32 * 1024 * 1024  # bytes of one block that can be held back until it is checked
+
+
+class Outcome(Enum):
+    """How the work on one request ended."""
+
+    DONE = "the reply is finished, or the client has gone"
+    REFUSED = "refused before the head was released"
+    EMPTY = "ended before any message, and before the head was released"
+    NO_STREAM = "answered by no event stream, where another cursor is to be tried"
+
+
+@dataclass(slots=True)
+class Downstream:
+    """The client that a flow writes to, and the future that the work on its request waits for."""
+
+    client: ClientConnection
+    reply: Reply
+    outcome: asyncio.Future[Outcome]
+
+    def finish(self, outcome: Outcome) -> None:
+        """The work on this request is over, as far as the flow is concerned."""
+        self.client.watcher = None
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+class Flow:
+    """One guarded stream on one upstream connection."""
+
+    def __init__(
+        self,
+        context: Context,
+        policy: Policy,
+        session: Session,
+        stream: Stream,
+        connection: UpstreamConnection,
+        head: Head,
+        downstream: Downstream,
+        *,
+        cursor: bytes = b"",
+        judge: Judge | None = None,
+    ) -> None:
+        self.context = context
+        self.policy = policy
+        self.session = session
+        self.stream = stream
+        self.connection = connection
+        self.head = head
+        self.downstream: Downstream | None = downstream
+        self.cursor = cursor
+        self.judge = judge
+        self.pending: list[bytes] = []  # released blocks that wait for the head
+        self._enforced = policy.mode is Mode.ENFORCE
+        self._holdable = self._enforced and Proof.CONNECTION in policy.accept and policy.hold_time > 0
+        self._checked = judge is not None and self._enforced  # whole blocks are released, after they are checked
+        self._watch = Watch(policy, session, head.fields, stream)
+        self._reported = None if judge is None else judge.verdict
+        self._timer: asyncio.TimerHandle | None = None
+        self._decoder: Decoder | None = decoder_of(head.get(b"content-encoding"))
+        keep = policy.hold_bytes if self._holdable else 0
+        self._framer = Framer(
+            keep_raw=JUDGED_BLOCK if self._checked else keep, keep_data=JUDGED_BLOCK if self._checked else LIVE_DATA
+        )
+        self._tail = Tail(stream.end - 1, policy.hold_bytes)
+        self.ended = False  # nothing more is read from the upstream
+        self.closed = False
+        self._clean = False  # the upstream ended the stream, it did not break off
+        self._readable = True
+        self._ending = False
+        self._ids = False
+        session.open_flows += 1
+        context.telemetry.open_streams += 1
+        if self._decoder is not None:
+            self._holdable = False  # coded bytes cannot be cut at blocks
+        if self._holdable:
+            context.holds.add(self)
+        context.streams.add(self)
+        downstream.client.watcher = self
+        if downstream.client.paused:
+            connection.pause()
+        if judge is None or not self._enforced or judge.verdict is not None:
+            self._open_head()
+        else:
+            self._timer = context.loop.call_later(policy.first_event_timeout, self._open_head)
+        if judge is None and self._watch.head():
+            context.live_change(policy, session)
+
+    # -- the upstream
+
+    def received_interim(self, head: bytes) -> None:
+        """Cannot come any more."""
+
+    def received_head(self, head: Head) -> None:
+        """Has come already."""
+
+    def received_data(self, data: bytes) -> None:
+        """Record, check and pass on."""
+        now = time.time()
+        self.session.active_at = now
+        if self._checked:
+            self._take_checked(data, now)
+        else:
+            self._take_live(data, now)
+        if self._ending:
+            self.end_at_boundary()
+
+    def received_end(self) -> None:
+        """The upstream ended the stream cleanly."""
+        self._clean = True
+        self._end_upstream()
+
+    def received_error(self, error: UpstreamError) -> None:
+        """It broke off."""
+        self.context.saw_upstream_error(error)
+        self._end_upstream()
+
+    def received_all(self) -> None:
+        """Write what this read has brought."""
+        downstream = self.downstream
+        if downstream is not None and downstream.reply.started and not downstream.reply.finished:
+            downstream.reply.flush()
+
+    # -- the client
+
+    def client_gone(self) -> None:
+        """The client went away: hold the stream if it can be resumed (H1), else close it."""
+        downstream, self.downstream = self.downstream, None
+        if downstream is not None:
+            downstream.finish(Outcome.DONE)
+        self.stream.left_at = time.time()
+        if self._holdable and self._ids and not self.ended and not self.closed and self._may_be_held():
+            self.connection.resume()
+            self._set_timer(self.policy.hold_time, self.close)
+            self.context.holds.hold(self)
+            self.context.telemetry.held_streams = len(self.context.holds)
+        else:
+            self.close()
+
+    def client_paused(self) -> None:
+        """The client does not keep up: read no further (T6)."""
+        self.connection.pause()
+
+    def client_resumed(self) -> None:
+        """It does again."""
+        self.connection.resume()
+
+    # -- resumes from the buffer (R4)
+
+    def serves(self, position: int) -> bool:
+        """Whether the events after this position are in the buffer, or still to come on this connection."""
+        if self.closed or not self._holdable or (self.downstream is not None and not self.downstream.reply.started):
+            return False
+        blocks = self._tail.after(position)
+        return blocks is not None and (bool(blocks) or not self.ended)
+
+    def attach(self, downstream: Downstream, position: int, cursor: bytes) -> None:
+        """Give a client what comes after this position, and then the live tail. A former client is dropped."""
+        former, self.downstream = self.downstream, None
+        if former is not None:
+            former.finish(Outcome.DONE)
+            former.client.abort()
+        self._set_timer(None)
+        self.context.holds.release(self)
+        self.context.telemetry.held_streams = len(self.context.holds)
+        self.cursor = cursor
+        if self.judge is None:
+            # The stream is a resumed one from here on: whole blocks, and none of another epoch (R11).
+            self.judge = Judge(self.policy, self.session, Cursor(self.stream, position), connected=True)
+            self.judge.tokens = self._watch.tokens
+            self.judge.verdict = proven(Proof.CONNECTION)
+            self._checked = True
+        self._reported = self.judge.verdict
+        self.downstream = downstream
+        downstream.client.watcher = self
+        fields = without(self.head.fields, b"content-length")
+        framing = Framing.CHUNKED if self.head.framing is Framing.SIZED else self.head.framing
+        downstream.reply.start(self.head.status, self.head.reason, fields, framing)
+        for block in self._tail.after(position) or ():
+            downstream.reply.write(block)
+        self._tail.deliver()
+        if self.ended:
+            self._end_downstream(downstream)
+        else:
+            downstream.reply.flush()
+            if downstream.client.paused:
+                self.connection.pause()
+            else:
+                self.connection.resume()
+
+    def close(self) -> None:
+        """End it all: nothing is read any more, nothing can be resumed. A client that is there is cut off."""
+        if self.closed:
+            return
+        self.closed = True
+        self._set_timer(None)
+        self.context.holds.remove(self)
+        self.context.telemetry.held_streams = len(self.context.holds)
+        self._stop_reading()
+        downstream, self.downstream = self.downstream, None
+        if downstream is not None:
+            if not downstream.reply.finished and downstream.reply.started:
+                downstream.reply.break_off()
+            downstream.finish(Outcome.DONE)
+
+    def end_at_boundary(self) -> None:
+        """The proxy drains: end cleanly after a whole event."""
+        self._ending = True
+        self._holdable = False
+        downstream = self.downstream
+        if downstream is not None and downstream.reply.started and (self._checked or self._framer.clean):
+            self._clean = True
+            self._stop_reading()
+            self._end_downstream(downstream)
+
+    def pass_empty(self, reply: Reply) -> None:
+        """The upstream's answer ended before any message, and goes to the client as it came (R9)."""
+        reply.start(self.head.status, self.head.reason, without(self.head.fields, b"content-length"), Framing.CHUNKED)
+        for data in self.pending:
+            reply.write(data)
+        if self._clean:
+            reply.end()
+        else:
+            reply.break_off()
+
+    # -- blocks as they come
+
+    def _take_live(self, data: bytes, now: float) -> None:
+        downstream = self.downstream
+        if downstream is not None:
+            downstream.reply.write(data)
+        changed = False
+        for block in self._blocks_of(data):
+            before = self.stream.end
+            if self.judge is not None:
+                self._shadow(block, now)
+            else:
+                changed = self._watch.see(block, now) or changed
+            self._keep(block, before)
+        if changed:
+            self.context.live_change(self.policy, self.session)
+
+    def _shadow(self, block: Block, now: float) -> None:
+        """Observe mode: judge, report, and record what goes through all the same."""
+        judge = self.judge
+        assert judge is not None
+        step = judge.check(block, now)
+        self._report()
+        if step is Step.REFUSE:
+            self.judge = None
+            self._watch.see(block, now)
+
+    def _take_checked(self, data: bytes, now: float) -> None:
+        judge = self.judge
+        assert judge is not None
+        coded = self._decoder is not None
+        for block in self._blocks_of(data):
+            before = self.stream.end
+            step = judge.check(block, now)
+            if coded and step is Step.SWALLOW:
+                judge.unreadable()  # nothing can be taken out of coded bytes
+            self._report()
+            if step is Step.REFUSE or judge.refused or (block.raw is None and not coded):
+                self._refuse()
+                return
+            if step is Step.RELEASE and not coded:
+                self._write(block.raw or b"")
+            if step is Step.RELEASE:
+                self._keep(block, before)
+            if judge.verdict is not None:
+                self._open_head()
+        if coded:
+            if not self._readable and judge.verdict is None:
+                judge.unreadable()
+                self._report()
+            if judge.refused or (not self._readable and not self._is_lenient()):
+                self._refuse()
+                return
+            self._write(data)
+            if judge.verdict is not None:
+                self._open_head()
+
+    def _is_lenient(self) -> bool:
+        return self.policy.unproven is Unproven.RESUME
+
+    def _blocks_of(self, data: bytes) -> list[Block]:
+        if self._decoder is not None:
+            plain = self._decoder.decode(data) if self._readable else None
+            if plain is None:
+                self._readable = False
+                return []
+            data = plain
+        blocks = self._framer.feed(data)
+        if blocks:
+            self._ids = self._ids or self._framer.last_id is not None or self.stream.last_id is not None
+            self.context.telemetry.events += len(blocks)
+        return blocks
+
+    def _write(self, data: bytes) -> None:
+        downstream = self.downstream
+        if downstream is None:
+            return
+        if downstream.reply.started:
+            downstream.reply.write(data)
+        else:
+            self.pending.append(data)
+
+    def _keep(self, block: Block, before: int) -> None:
+        """Keep a block for a resume."""
+        if not self._holdable:
+            return
+        delivered = self.downstream is not None
+        position = before if self.stream.end > before or block.kind is not Kind.OTHER else -1
+        if position >= 0 and self.stream.end == before:
+            return  # it came again, and is on record already
+        if position < 0 and delivered:
+            return
+        if block.raw is None:
+            if not delivered:
+                self.close()
+            else:
+                self._tail.skip(position)
+        elif not self._tail.add(position, block.raw, delivered=delivered):
+            self.close()
+        if not delivered and self.stream.finished:
+            self._clean = True  # every response is here: the upstream has done its part (H2)
+            self._stop_reading()
+
+    # -- ends
+
+    def _end_upstream(self) -> None:
+        self._stop_reading()
+        downstream = self.downstream
+        if downstream is None:
+            if not self._tail.waiting:
+                self.close()
+        elif downstream.reply.started:
+            self._end_downstream(downstream)
+        else:
+            self.downstream = None
+            self.close()
+            downstream.finish(Outcome.EMPTY)
+
+    def _end_downstream(self, downstream: Downstream) -> None:
+        if self._clean:
+            downstream.reply.end()
+        else:
+            downstream.reply.break_off()
+        self.downstream = None
+        downstream.finish(Outcome.DONE)
+        self.close()
+
+    def _refuse(self) -> None:
+        """The judge refuses: fence, and tell it in the way that is still open (F1, F5)."""
+        judge = self.judge
+        assert judge is not None
+        assert judge.verdict is not None
+        reason = judge.verdict.reason
+        self._set_timer(None)
+        self._stop_reading()
+        self.context.holds.remove(self)
+        self.closed = True
+        downstream, self.downstream = self.downstream, None
+        if downstream is not None:
+            if not downstream.reply.started:
+                downstream.finish(Outcome.REFUSED)
+            else:
+                if self._decoder is None and may_tell_in_band(self.stream, self.policy):
+                    self.context.telemetry.told(self.policy.name, len(self.stream.owes))
+                    downstream.reply.write(told_events(self.stream.owes, reason))
+                    downstream.reply.end()
+                else:
+                    downstream.reply.break_off()
+                downstream.finish(Outcome.DONE)
+        self.context.fence(self.policy, self.session, reason)
+
+    def _open_head(self) -> None:
+        """Release the head, and the blocks that wait for it (R8, R10)."""
+        downstream = self.downstream
+        if downstream is None or downstream.reply.started:
+            return
+        self._set_timer(None)
+        fields = self.head.fields
+        framing = self.head.framing
+        if self._checked:
+            self.stream.spent = False
+            if framing is Framing.SIZED:  # blocks may be swallowed
+                fields, framing = without(fields, b"content-length"), Framing.CHUNKED
+        downstream.reply.start(self.head.status, self.head.reason, fields, framing)
+        for data in self.pending:
+            downstream.reply.write(data)
+        self.pending.clear()
+        downstream.reply.flush()
+
+    def _may_be_held(self) -> bool:
+        return self.session.fence is None and not self.context.draining
+
+    def _report(self) -> None:
+        judge = self.judge
+        if judge is None or judge.verdict is self._reported or judge.verdict is None:
+            return
+        self._reported = judge.verdict
+        self.context.telemetry.verdict(
+            self.policy.name,
+            judge.verdict,
+            session=self.session.id,
+            cursor=self.cursor,
+            enforced=self._enforced,
+            pending=len(self.stream.owes),
+        )
+
+    def _set_timer(self, seconds: float | None, action: Callable[[], None] | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None and action is not None:
+            self._timer = self.context.loop.call_later(seconds, action)
+
+    def _stop_reading(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self.connection.abort()
+        self.context.streams.discard(self)
+        self.session.open_flows -= 1
+        self.context.telemetry.open_streams -= 1

@@ -1,0 +1,97 @@
+"""Header fields between the two sides (T2): what is dropped, what is kept as it came, how a head is written. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from epochgate.errors import BadRequestError
+
+Field = tuple[bytes, bytes]
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
+        b"transfer-encoding", b"upgrade",
+    }
+)  # fmt: skip
+# A request that has one of these taken away by `Connection` would be judged with it and forwarded without it.
+NEVER_NAMED = frozenset(
+    {b"mcp-session-id", b"mcp-protocol-version", b"last-event-id", b"authorization", b"content-length"}
+)
+MAX_HEAD = 64 * 1024  # bytes of a message head, both ways
+VIA = (b"Via", b"1.1 epochgate")
+
+
+class Framing(Enum):
+    """How the end of a body is told."""
+
+    NONE = "none"
+    SIZED = "sized"
+    CHUNKED = "chunked"
+    CLOSE = "close"  # the end of the connection
+
+
+def connection_options(fields: Iterable[Field]) -> frozenset[bytes]:
+    """The lower-case names in all `Connection` fields."""
+    return frozenset(
+        option.strip(b" \t").lower()
+        for name, value in fields
+        if name.lower() == b"connection"
+        for option in value.split(b",")
+    )
+
+
+def check_connection_options(options: frozenset[bytes]) -> None:
+    """Refuse a request whose `Connection` names a field that it is judged by (T2)."""
+    named = options & NEVER_NAMED
+    if named:
+        raise BadRequestError(f"The Connection field names {min(named).decode()}, which is not a connection option")
+
+
+def end_to_end(fields: Sequence[Field], options: frozenset[bytes]) -> list[Field]:
+    """The fields that are passed on, as they came."""
+    if options:
+        return [f for f in fields if (lower := f[0].lower()) not in HOP_BY_HOP and lower not in options]
+    return [f for f in fields if f[0].lower() not in HOP_BY_HOP]
+
+
+def without(fields: Iterable[Field], *names: bytes) -> list[Field]:
+    """The fields but for those with these lower-case names."""
+    return [field for field in fields if field[0].lower() not in names]
+
+
+def values_of(fields: Iterable[Field], name: bytes) -> list[bytes]:
+    """All values of the field with this lower-case name, in order."""
+    return [value for field, value in fields if field.lower() == name]
+
+
+def value_of(fields: Iterable[Field], name: bytes) -> bytes | None:
+    """The first value of the field with this lower-case name, None if it is absent."""
+    for field, value in fields:
+        if field.lower() == name:
+            return value
+    return None
+
+
+def head(start: bytes, fields: Iterable[Field]) -> bytes:
+    """The bytes of a message head."""
+    return b"".join((start, b"\r\n", *(b"%b: %b\r\n" % field for field in fields), b"\r\n"))
+
+
+def chunk(data: bytes) -> bytes:
+    """`data` as one chunk of the chunked coding."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def is_event_stream(content_type: bytes | None) -> bool:
+    """Whether a `Content-Type` is `text/event-stream`, in any case and with any parameters (R6)."""
+    return content_type is not None and content_type.partition(b";")[0].strip(b" \t").lower() == b"text/event-stream"
+
+
+def is_json(content_type: bytes | None) -> bool:
+    """Whether a `Content-Type` is `application/json`."""
+    return content_type is not None and content_type.partition(b";")[0].strip(b" \t").lower() == b"application/json"

@@ -1,0 +1,123 @@
+"""Streams whose client may go away while the upstream goes on (section 8): the tail that is kept, and who is held."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from epochgate.guard.record import Session, Stream
+
+if TYPE_CHECKING:
+    from epochgate.relay.flow import Flow
+
+DELIVERED_TAIL = 64 * 1024  # bytes kept of what was delivered: a client that vanished may not have got the last of it
+
+
+class Tail:
+    """The last blocks of a stream, byte for byte. `covered`: every block after that position is here."""
+
+    __slots__ = ("_blocks", "_limit", "_size", "covered", "waiting")
+
+    def __init__(self, covered: int, limit: int) -> None:
+        self.covered = covered
+        self._limit = limit
+        self._blocks: deque[tuple[int, bytes]] = deque()  # position, or -1 for a block that is no event
+        self._size = 0
+        self.waiting = 0  # bytes that were not delivered
+
+    def add(self, position: int, raw: bytes, *, delivered: bool) -> bool:
+        """Keep a block; False if what was not delivered no longer fits (H2)."""
+        self._blocks.append((position, raw))
+        self._size += len(raw)
+        if not delivered:
+            self.waiting += len(raw)
+        self._trim(DELIVERED_TAIL if delivered else self._limit)
+        return self.waiting <= self._limit
+
+    def skip(self, position: int) -> None:
+        """A block that is too long to be kept was delivered: nothing before it can be served any more."""
+        self._blocks.clear()
+        self._size = self.waiting = 0
+        self.covered = position
+
+    def after(self, position: int) -> list[bytes] | None:
+        """The blocks after an event, None if some of them are not here."""
+        if position < self.covered:
+            return None
+        if position == self.covered:
+            return [raw for _, raw in self._blocks]
+        found = False
+        blocks: list[bytes] = []
+        for at, raw in self._blocks:
+            if found:
+                blocks.append(raw)
+            found = found or at == position
+        return blocks if found else None
+
+    def deliver(self) -> None:
+        """All of it has been handed to a client."""
+        self.waiting = 0
+        self._trim(DELIVERED_TAIL)
+
+    def _trim(self, room: int) -> None:
+        room = max(min(room, self._limit), self.waiting)
+        while self._size > room and self._blocks:
+            position, raw = self._blocks.popleft()
+            self._size -= len(raw)
+            if position >= 0:
+                self.covered = position
+
+
+class Holds:
+    """The flows of guarded streams, by stream; those without a client are held, up to `most` at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._flows: dict[Stream, Flow] = {}
+        self._held: dict[Flow, None] = {}  # in the order in which their clients left
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, flow: Flow) -> None:
+        """A flow that can be resumed."""
+        self._flows[flow.stream] = flow
+
+    def remove(self, flow: Flow) -> None:
+        """It cannot be resumed any more."""
+        self._held.pop(flow, None)
+        if self._flows.get(flow.stream) is flow:
+            del self._flows[flow.stream]
+
+    def hold(self, flow: Flow) -> None:
+        """Its client went away. Where too many are held, the one whose client left first is given up (H2)."""
+        self._held[flow] = None
+        if len(self._held) > self._most:
+            next(iter(self._held)).close()
+
+    def release(self, flow: Flow) -> None:
+        """It has a client again."""
+        self._held.pop(flow, None)
+
+    def get(self, stream: Stream) -> Flow | None:
+        """The flow of a stream that can be resumed."""
+        return self._flows.get(stream)
+
+    def of(self, session: Session) -> Iterator[Flow]:
+        """The flows of a session."""
+        for stream in session:
+            flow = self._flows.get(stream)
+            if flow is not None:
+                yield flow
+
+    def close_held(self, session: Session) -> None:
+        """The session ended or is fenced: what is held for it is closed; what is flowing runs to its end (F6)."""
+        for flow in list(self.of(session)):
+            if flow in self._held:
+                flow.close()
+
+    def close_all(self) -> None:
+        """The proxy drains."""
+        for flow in list(self._held):
+            flow.close()

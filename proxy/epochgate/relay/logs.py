@@ -1,0 +1,44 @@
+"""Logs on stderr by structlog: JSON lines, or lines for people."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import msgspec
+import structlog
+
+from epochgate.settings import Log
+
+
+def set_up_logs(settings: Log) -> None:
+    """Write what is at least of the configured level, in the configured format. Times are UTC."""
+    level = logging.getLevelNamesMapping()[settings.level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    if settings.format == "json":
+        encoder = msgspec.json.Encoder(enc_hook=str)
+
+        def encode(event: Any, **_: Any) -> bytes:
+            return encoder.encode(event)
+
+        structlog.configure(
+            processors=[*shared, structlog.processors.JSONRenderer(serializer=encode)],
+            wrapper_class=structlog.make_filtering_bound_logger(level),
+            logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+            cache_logger_on_first_use=True,
+        )
+    else:
+        structlog.configure(
+            processors=[*shared, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())],
+            wrapper_class=structlog.make_filtering_bound_logger(level),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+            cache_logger_on_first_use=True,
+        )
+    logging.basicConfig(
+        level=max(level, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s", force=True
+    )

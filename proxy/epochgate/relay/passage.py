@@ -1,0 +1,237 @@
+"""An answer that is relayed as it comes, and what may look at a copy of it on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from epochgate.errors import UpstreamError
+from epochgate.guard.mcp import Headers, RpcId, holds_initialize_result
+from epochgate.guard.policy import Policy
+from epochgate.guard.record import Origin, Session
+from epochgate.guard.sse import Block, Framer
+from epochgate.guard.watch import Watch
+from epochgate.relay.coding import decoded, decoder_of
+from epochgate.relay.context import Context
+from epochgate.relay.flow import LIVE_DATA, Downstream, Outcome
+from epochgate.relay.headers import is_event_stream
+from epochgate.relay.upstream import Head, UpstreamConnection
+
+LOSS_BODY = 64 * 1024  # bytes of a 404 or 400 that are read to see whether it tells of a lost session (N1)
+
+
+class Tap(Protocol):
+    """Looks at a copy of a body."""
+
+    def data(self, data: bytes) -> None:
+        """A piece of it."""
+
+    def end(self) -> None:
+        """Its clean end."""
+
+
+class _Answer:
+    """What both kinds below have in common: the head has come, and a client that is gone or slow is told upstream."""
+
+    def __init__(self, connection: UpstreamConnection, downstream: Downstream) -> None:
+        self._connection = connection
+        self._downstream = downstream
+
+    def received_interim(self, head: bytes) -> None:
+        """Cannot come any more."""
+
+    def received_head(self, head: Head) -> None:
+        """Has come already."""
+
+    def client_gone(self) -> None:
+        """Nobody is there to read it."""
+        self._connection.abort()
+        self._downstream.finish(Outcome.DONE)
+
+    def client_paused(self) -> None:
+        """The client does not keep up: read no further."""
+        self._connection.pause()
+
+    def client_resumed(self) -> None:
+        """It does again."""
+        self._connection.resume()
+
+
+class Passage(_Answer):
+    """Relays one answer as it comes (T1, T4, T6)."""
+
+    def __init__(
+        self,
+        connection: UpstreamConnection,
+        head: Head,
+        downstream: Downstream,
+        context: Context,
+        tap: Tap | None = None,
+    ) -> None:
+        super().__init__(connection, downstream)
+        self._context = context
+        self._tap = tap
+        self._last = b""  # the end of what was written, where a drain has to know it
+        self._ending = False
+        self._is_stream = is_event_stream(head.get(b"content-type"))
+        if self._is_stream:
+            context.streams.add(self)
+        downstream.client.watcher = self
+        downstream.reply.start(head.status, head.reason, head.fields, head.framing)
+        if downstream.client.paused:
+            connection.pause()
+
+    def received_data(self, data: bytes) -> None:
+        """A piece of the body."""
+        if self._tap is not None:
+            self._tap.data(data)
+        self._downstream.reply.write(data)
+        if self._is_stream:
+            self._last = (self._last + data[-4:])[-4:]
+            if self._ending:
+                self.end_at_boundary()
+
+    def received_end(self) -> None:
+        """A clean end stays a clean end."""
+        if self._tap is not None:
+            self._tap.end()
+        self._downstream.reply.end()
+        self._finish()
+
+    def received_error(self, error: UpstreamError) -> None:
+        """A truncated body is passed on as an aborted one."""
+        self._context.saw_upstream_error(error)
+        self._downstream.reply.break_off()
+        self._finish()
+
+    def client_gone(self) -> None:
+        """Nobody is there to read it."""
+        self._connection.abort()
+        self._finish()
+
+    def end_at_boundary(self) -> None:
+        """The proxy drains: end cleanly after a whole event."""
+        self._ending = True
+        if not self._downstream.outcome.done() and (
+            not self._last or self._last.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+        ):
+            self._connection.abort()
+            self._downstream.reply.end()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._context.streams.discard(self)
+        self._downstream.finish(Outcome.DONE)
+
+    def received_all(self) -> None:
+        """Write what this read has brought."""
+        self._downstream.reply.flush()
+
+
+class Suspect(_Answer):
+    """Holds back a 404 or a 400 until its body tells whether the session is lost (N1)."""
+
+    def __init__(
+        self, connection: UpstreamConnection, head: Head, downstream: Downstream, decide: Callable[[bytes], bool]
+    ) -> None:
+        super().__init__(connection, downstream)
+        self._head = head
+        self._decide = decide  # takes the plain body; True: the session is lost, and the exchange answers
+        self._body = bytearray()
+        self._passing = False
+        downstream.client.watcher = self
+
+    def received_data(self, data: bytes) -> None:
+        """A piece of the body; a long one is no answer of this kind."""
+        if self._passing:
+            self._downstream.reply.write(data)
+            return
+        self._body += data
+        if len(self._body) > LOSS_BODY:
+            self._pass()
+
+    def received_end(self) -> None:
+        """All of it is here."""
+        if not self._passing:
+            if self._decide(decoded(bytes(self._body), self._head.get(b"content-encoding"))):
+                self._downstream.finish(Outcome.REFUSED)
+                return
+            self._pass()
+        self._downstream.reply.end()
+        self._downstream.finish(Outcome.DONE)
+
+    def received_error(self, error: UpstreamError) -> None:  # noqa: ARG002
+        """It broke off: pass on what came, as broken off."""
+        if not self._passing:
+            self._pass()
+        self._downstream.reply.break_off()
+        self._downstream.finish(Outcome.DONE)
+
+    def received_all(self) -> None:
+        """Write what this read has brought."""
+        if self._passing:
+            self._downstream.reply.flush()
+
+    def _pass(self) -> None:
+        self._passing = True
+        self._downstream.reply.start(self._head.status, self._head.reason, self._head.fields, self._head.framing)
+        self._downstream.reply.write(bytes(self._body))
+        self._body.clear()
+
+
+class BodyTap:
+    """Reads a whole body of at most `LIVE_DATA` bytes and hands it on, in plain bytes, at its clean end."""
+
+    def __init__(self, content_encoding: bytes | None, read: Callable[[bytes], None]) -> None:
+        self._coding = content_encoding
+        self._read = read
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def data(self, data: bytes) -> None:
+        """See `Tap`."""
+        self._size += len(data)
+        if self._size <= LIVE_DATA:
+            self._pieces.append(data)
+        else:
+            self._pieces.clear()
+
+    def end(self) -> None:
+        """See `Tap`."""
+        if 0 < self._size <= LIVE_DATA:
+            self._read(decoded(b"".join(self._pieces), self._coding))
+
+
+class HandshakeTap:
+    """Reads an `initialize` that is answered by a stream (L1); its events are cursors too (L4)."""
+
+    def __init__(self, policy: Policy, head: Head, owes: tuple[RpcId, ...], grant: Callable[[bytes], Session]) -> None:
+        self._policy = policy
+        self._fields: Headers = head.fields
+        self._owes = owes
+        self._grant = grant
+        self._decoder = decoder_of(head.get(b"content-encoding"))
+        self._framer = Framer(keep_data=LIVE_DATA)
+        self._before: list[Block] = []  # blocks that came before the result
+        self._watch: Watch | None = None
+
+    def data(self, data: bytes) -> None:
+        """See `Tap`."""
+        plain = data if self._decoder is None else self._decoder.decode(data)
+        for block in self._framer.feed(plain or b""):
+            if self._watch is not None:
+                self._watch.see(block, time.time())
+                continue
+            self._before.append(block)
+            if block.data and holds_initialize_result(block.data):
+                session = self._grant(block.data)
+                self._watch = Watch(self._policy, session, self._fields)
+                if any(earlier.id is not None for earlier in self._before):
+                    self._watch.stream = session.open_stream(Origin.INITIALIZE, self._owes, session.credentials)
+                for earlier in self._before:
+                    self._watch.see(earlier, time.time())
+                self._before.clear()
+
+    def end(self) -> None:
+        """See `Tap`."""

@@ -1,0 +1,196 @@
+"""The composition root: settings become collaborators, listeners and signals; and the end of it all (drain)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+
+from epochgate import __version__
+from epochgate.admin.server import AdminServer
+from epochgate.errors import ConfigurationError
+from epochgate.guard.fingerprint import Fingerprints
+from epochgate.guard.record import Limits
+from epochgate.ledger.base import Ledger
+from epochgate.ledger.memory import MemoryLedger, Records
+from epochgate.relay.client import ClientConnection, Request
+from epochgate.relay.context import Context, Policies
+from epochgate.relay.drain import drain
+from epochgate.relay.exchange import Exchange
+from epochgate.relay.hold import Holds
+from epochgate.relay.logs import set_up_logs
+from epochgate.relay.telemetry import Telemetry, log
+from epochgate.relay.upstream import Upstream
+from epochgate.settings import Settings, pending_keys
+from epochgate.values import Address
+
+BACKLOG = 4096
+
+
+def serve(settings: Settings, load: Callable[[], Settings]) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status. `load` reads the same sources again for a reload.
+
+    Raises ConfigurationError where it cannot listen.
+    """
+    set_up_logs(settings.log)
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415  # an extra
+
+        return uvloop.run(Proxy(settings, load).run())
+    return asyncio.run(Proxy(settings, load).run())
+
+
+class Proxy:
+    """One process that serves."""
+
+    def __init__(self, settings: Settings, load: Callable[[], Settings]) -> None:
+        self._settings = settings
+        self._load = load
+        self._connections: set[ClientConnection] = set()
+        self._stop: asyncio.Event
+        self._context: Context
+        self._signals = 0
+
+    async def run(self) -> int:
+        """Listen, serve, drain; the exit status."""
+        settings = self._settings
+        self._stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        ledger = build_ledger(settings)
+        await ledger.start()
+        context = self._context = build_context(settings, ledger)
+        admin = AdminServer(context)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._take_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        try:
+            server = await listen(settings.listen, lambda: ClientConnection(self._handle, self._connections), "listen")
+            try:
+                await admin.start(settings.admin.listen)
+            except OSError as error:
+                raise _cannot_listen("admin.listen", settings.admin.listen, error) from None
+            self._announce()
+            await self._stop.wait()
+            await drain(context, server, self._connections, settings.drain)
+        finally:
+            await admin.close()
+            context.upstream.close()
+            await ledger.close()
+            if settings.listen.path is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(settings.listen.path)  # noqa: PTH108
+        return 0
+
+    async def _handle(self, request: Request) -> None:
+        await Exchange(self._context, request).run()
+
+    def _announce(self) -> None:
+        settings = self._settings
+        modes = ", ".join(f"{policy.name}: {policy.mode}" for policy in settings.policies) or "nothing is guarded"
+        print(  # noqa: T201
+            f"epochgate {__version__} accepts connections on {settings.listen} for {settings.upstream.url} ({modes})",
+            flush=True,
+        )
+        for line in pending_keys(settings):
+            log.warning("key.pending", message=line)
+
+    def _take_signal(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            sys.stderr.flush()
+            os._exit(1)  # told twice: at once
+        self._context.draining = True
+        self._stop.set()
+
+    def _reload(self) -> None:
+        """Read the configuration again; the old one stays where the new one cannot be used."""
+        try:
+            settings = self._load()
+        except ConfigurationError as error:
+            log.error("reload.failed", message=str(error))
+            return
+        fixed = [
+            key
+            for key in ("listen", "workers", "upstream", "admin", "store", "limits", "log")
+            if getattr(settings, key) != getattr(self._settings, key)
+        ]
+        self._context.policies = Policies(settings.compiled())
+        log.info("reload.done", policies=len(settings.policies), needs_restart=fixed)
+
+
+def build_ledger(settings: Settings) -> Ledger:
+    """The ledger that `store.url` names."""
+    limits = settings.limits
+    records = Records(
+        sessions=limits.sessions,
+        limits=Limits(streams=limits.streams_per_session, events=limits.events_per_stream),
+        session_idle=limits.session_idle,
+        fence=limits.fence,
+    )
+    return MemoryLedger(records)
+
+
+def build_context(settings: Settings, ledger: Ledger) -> Context:
+    """What the exchanges share."""
+    fingerprints = Fingerprints(ledger.key)
+    url = settings.upstream.url
+    return Context(
+        policies=Policies(settings.compiled()),
+        upstream=Upstream(
+            url.host,
+            url.port,
+            connect_timeout=settings.upstream.connect_timeout,
+            idle_timeout=settings.upstream.idle_timeout,
+            tls=None if url.scheme == "http" else _client_tls(),
+        ),
+        ledger=ledger,
+        fingerprints=fingerprints,
+        telemetry=Telemetry(fingerprints),
+        holds=Holds(settings.limits.held_streams),
+        keep_host=settings.upstream.host == "client",
+        authority=url.authority.encode(),
+        prefix=url.prefix.encode(),
+    )
+
+
+async def listen(address: Address, protocol: Callable[[], asyncio.Protocol], key: str) -> asyncio.Server:
+    """Listen at `address`. Raises ConfigurationError that names the key where that cannot be."""
+    loop = asyncio.get_running_loop()
+    try:
+        if address.path is not None:
+            _remove_stale_socket(address.path)
+            return await loop.create_unix_server(protocol, address.path, backlog=BACKLOG)
+        return await loop.create_server(protocol, address.host or None, address.port, backlog=BACKLOG)
+    except OSError as error:
+        raise _cannot_listen(key, address, error) from None
+
+
+def _cannot_listen(key: str, address: Address, error: OSError) -> ConfigurationError:
+    if error.errno == errno.EADDRINUSE:
+        remedy = "it is in use; choose another, or end the process that has it"
+    elif error.errno == errno.EACCES:
+        remedy = "it is not allowed; choose a port above 1023, or a directory that can be written"
+    else:
+        remedy = (error.strerror or str(error)).lower()
+    return ConfigurationError(f"{key}: cannot listen on {address}: {remedy}")
+
+
+def _remove_stale_socket(path: str) -> None:
+    """A socket file that nobody listens on is left over from a process that was killed."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)  # noqa: PTH108
+        except OSError:
+            pass
+
+
+def _client_tls() -> ssl.SSLContext:
+    return ssl.create_default_context()

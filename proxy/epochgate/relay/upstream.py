@@ -1,0 +1,440 @@
+"""The upstream's side: connections, a small pool of idle ones, and what goes wrong there, as errors of `errors.py`.
+
+The seam is `Receiver`: whoever sent a request hears its answer through it, call by call, without a task in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+import time
+from typing import Protocol, cast
+
+import aiohappyeyeballs
+import httptools
+
+from epochgate.errors import (
+    UpstreamError,
+    UpstreamFramingError,
+    UpstreamRefusedError,
+    UpstreamResetError,
+    UpstreamTimeoutError,
+)
+from epochgate.relay.headers import MAX_HEAD, Field, Framing, connection_options, end_to_end, value_of
+
+IDLE_SECONDS = 4.0  # an idle connection is not used again after that: servers close theirs after 5 s and more
+IDLE_CONNECTIONS = 256
+HAPPY_EYEBALLS_DELAY = 0.2  # s between the addresses of one name
+
+
+class Head:
+    """The head of an answer: end-to-end fields as they came, and how the body is framed."""
+
+    __slots__ = ("fields", "framing", "reason", "status")
+
+    def __init__(self, status: int, reason: bytes, fields: list[Field], framing: Framing) -> None:
+        self.status = status
+        self.reason = reason
+        self.fields = fields
+        self.framing = framing
+
+    def get(self, name: bytes) -> bytes | None:
+        """The first value of the field with this lower-case name."""
+        return value_of(self.fields, name)
+
+
+class Receiver(Protocol):
+    """Hears the answer to one request. After `received_end` or `received_error` it hears nothing more."""
+
+    def received_interim(self, head: bytes) -> None:
+        """A 1xx answer, as it goes to the client."""
+
+    def received_head(self, head: Head) -> None:
+        """The head of the answer."""
+
+    def received_data(self, data: bytes) -> None:
+        """A piece of the body."""
+
+    def received_end(self) -> None:
+        """The clean end of the body. The connection is no longer the receiver's."""
+
+    def received_error(self, error: UpstreamError) -> None:
+        """The connection ended before the answer was complete."""
+
+    def received_all(self) -> None:
+        """What was read in one go has been handed over, and there is more to come: time to write it."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to the upstream; it carries one request at a time."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._receiver: Receiver | None = None
+        self._method = b""
+        self._status = b""
+        self._fields: list[Field] = []
+        self._in_head = False
+        self._head: Head | None = None
+        self._head_size = 0
+        self._interim = False
+        self._keep = False
+        self._read_paused = False
+        self._request_sent = True  # nothing of the request body is still to come
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
+        self.fresh = True  # it has carried no answer yet
+        self.idle_since = 0.0
+        self.closed = False
+        self._drain: asyncio.Future[None] | None = None  # set while the upstream does not keep up
+
+    # -- for those who send requests
+
+    def begin(self, receiver: Receiver, method: bytes) -> None:
+        """Take the connection for a request with this method."""
+        self._receiver = receiver
+        self._method = method
+        self._head = None
+        self._in_head = False
+        self._interim = False
+        self._request_sent = False
+        if self._upstream.idle_timeout:
+            self._heard_at = self._loop.time()
+            self._timer = self._loop.call_later(self._upstream.idle_timeout, self._check_silence)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of the request."""
+        if self._transport is not None and not self.closed:
+            self._transport.write(data)
+
+    async def drained(self) -> None:
+        """Wait until the upstream takes more of the request (T6)."""
+        if self._drain is not None and not self.closed:
+            await self._drain
+
+    def request_sent(self) -> None:
+        """The request is complete; the connection may be used again after the answer."""
+        self._request_sent = True
+
+    def pause(self) -> None:
+        """Read no more for now (T6)."""
+        if not self._read_paused and self._transport is not None and not self.closed:
+            self._read_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._read_paused and self._transport is not None and not self.closed:
+            self._read_paused = False
+            self._heard_at = self._loop.time()
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def hand_over(self, receiver: Receiver) -> None:
+        """Let somebody else hear the rest of the answer."""
+        if self._receiver is not None:
+            self._receiver = receiver
+
+    def abort(self) -> None:
+        """Give the request up; the receiver hears nothing more."""
+        self._receiver = None
+        self._close()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._upstream.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and hand over what it means."""
+        if self._receiver is None:
+            self._close()  # bytes that nobody asked for
+            return
+        self._heard_at = self._loop.time()
+        self._head_size += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail(UpstreamFramingError("The upstream switched protocols without being asked"))
+            return
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(cause, UpstreamError):
+                self._fail(UpstreamError("The answer of the upstream could not be handled"))
+                raise  # a fault of ours: the event loop's handler logs it
+            if isinstance(cause, UpstreamError):
+                self._fail(cause)
+            else:
+                self._fail(UpstreamFramingError("The answer of the upstream is not HTTP/1.1"))
+            return
+        if self._head is None and self._head_size > MAX_HEAD and self._receiver is not None:
+            self._fail(UpstreamFramingError("The head of the upstream's answer is too large"))
+            return
+        if self._receiver is not None:
+            self._receiver.received_all()
+
+    def eof_received(self) -> bool:
+        """The upstream has closed its side: the end of a body that nothing else delimits."""
+        receiver, head = self._receiver, self._head
+        if receiver is not None and head is not None and head.framing is Framing.CLOSE:
+            self._receiver = None
+            receiver.received_end()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is no more."""
+        self.closed = True
+        self._upstream.forget(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.resume_writing()
+        if self._receiver is not None:
+            how = "reset" if exc is not None else "closed"
+            when = "in the middle of its answer" if self._head is not None else "before it answered"
+            self._fail(UpstreamResetError(f"The upstream {how} the connection {when}", fresh=self.fresh))
+
+    def pause_writing(self) -> None:
+        """The upstream does not keep up."""
+        self._drain = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        if self._drain is not None and not self._drain.done():
+            self._drain.set_result(None)
+        self._drain = None
+
+    # -- httptools callbacks
+
+    def on_message_begin(self) -> None:
+        """An answer begins."""
+        self._status = b""
+        self._fields = []
+        self._in_head = True
+        self._head_size = 0
+        if self._head is not None or self._receiver is None:
+            self._keep = False  # a second answer to one request: never let it meet another request
+
+    def on_status(self, status: bytes) -> None:
+        """A piece of the reason phrase."""
+        self._status += status
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field; those after the body are trailers, which end here (T2)."""
+        if self._in_head:
+            self._fields.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._in_head = False
+        if self._receiver is None or self._head is not None:
+            return
+        status = self._parser.get_status_code()
+        size = len(self._status) + sum(len(name) + len(value) + 4 for name, value in self._fields)
+        if size > MAX_HEAD:
+            raise UpstreamFramingError("The head of the upstream's answer is too large")
+        fields = end_to_end(self._fields, connection_options(self._fields))
+        if status < 200:
+            self._interim = True
+            if status == 101:
+                raise UpstreamFramingError("The upstream switched protocols without being asked")
+            lines = b"".join(b"%b: %b\r\n" % field for field in fields)
+            self._receiver.received_interim(b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, self._status, lines))
+            return
+        framing = self._framing(status)
+        if framing is Framing.CHUNKED:
+            fields = [field for field in fields if field[0].lower() != b"content-length"]
+        self._keep = framing is not Framing.CLOSE and self._parser.should_keep_alive()
+        self._head = Head(status, self._status, fields, framing)
+        self._receiver.received_head(self._head)
+        if self._method == b"HEAD" and framing is Framing.NONE:
+            self._finish()  # the parser waits for a body that does not come
+            self._parser = httptools.HttpResponseParser(self)
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        if self._receiver is not None:
+            self._receiver.received_data(data)
+
+    def on_message_complete(self) -> None:
+        """The answer is complete."""
+        if self._interim:
+            self._interim = False
+        elif self._receiver is not None and self._head is not None:
+            self._finish()
+
+    # -- inside
+
+    def _framing(self, status: int) -> Framing:
+        if self._method == b"HEAD" or status in (204, 304):
+            return Framing.NONE
+        names = {name.lower() for name, _ in self._fields}
+        if b"transfer-encoding" in names:
+            return Framing.CHUNKED
+        return Framing.SIZED if b"content-length" in names else Framing.CLOSE
+
+    def _finish(self) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        self._receiver = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        receiver.received_end()
+        if self._keep and self._request_sent and not self._read_paused:
+            self.fresh = False
+            self._loop.call_soon(self._upstream.take_back, self)  # after the rest of what was read has been parsed
+        else:
+            self._close()
+
+    def _fail(self, error: UpstreamError) -> None:
+        receiver = self._receiver
+        self._receiver = None
+        self._close()
+        if receiver is not None:
+            receiver.received_error(error)
+
+    def _close(self) -> None:
+        self._keep = False
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _check_silence(self) -> None:
+        """`idle_timeout`: silence of the upstream, before the head or after it."""
+        silent = self._loop.time() - self._heard_at
+        left = self._upstream.idle_timeout - silent
+        if left > 0 or self._read_paused:
+            self._timer = self._loop.call_later(max(left, 0.01), self._check_silence)
+        else:
+            self._fail(UpstreamTimeoutError("The upstream was silent for longer than upstream.idle_timeout"))
+
+    @property
+    def usable(self) -> bool:
+        """Whether an idle connection can carry another request."""
+        return self._keep and not self.closed and self._transport is not None and not self._transport.is_closing()
+
+
+class Upstream:
+    """Where requests go, and the connections to it. Times in seconds."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        connect_timeout: float,
+        idle_timeout: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.connect_timeout = connect_timeout
+        self.idle_timeout = idle_timeout
+        self.outage_at = float("-inf")  # when it last refused or reset a new connection: a boundary signal
+        self.connections: set[UpstreamConnection] = set()
+        self._tls = tls
+        self._address = _literal_address(host, port)
+        self._idle: list[UpstreamConnection] = []
+
+    def idle(self) -> UpstreamConnection | None:
+        """An idle connection that can be used at once, None if there is none."""
+        now = time.monotonic()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and now - connection.idle_since < IDLE_SECONDS:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self) -> UpstreamConnection:
+        """A new connection. Raises UpstreamRefusedError or UpstreamTimeoutError (T7)."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.connect_timeout):
+                sock = await self._open_socket(loop)
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(self),
+                    sock=sock,
+                    ssl=self._tls,
+                    server_hostname=self.host if self._tls is not None else None,
+                )
+        except TimeoutError:
+            self.outage_at = time.time()
+            raise UpstreamTimeoutError("No connection to the upstream within upstream.connect_timeout") from None
+        except (OSError, ssl.SSLError) as error:
+            self.outage_at = time.time()
+            raise UpstreamRefusedError(f"No connection to the upstream: {_describe(error)}") from None
+        return connection
+
+    async def _open_socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
+        """A connected socket; of the addresses that a name has, the first that answers."""
+        if self._address is not None:
+            sock = socket.socket(self._address[0], socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                await loop.sock_connect(sock, self._address[1])
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+        addresses = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        return await aiohappyeyeballs.start_connection(
+            addresses, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY, loop=loop
+        )
+
+    def take_back(self, connection: UpstreamConnection) -> None:
+        """An answer is complete; keep its connection for the next request."""
+        if not connection.usable or len(self._idle) >= IDLE_CONNECTIONS:
+            connection.abort()
+            return
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """A connection is no more."""
+        self.connections.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
+
+    def saw_reset(self, error: UpstreamError) -> None:
+        """A connection broke: where it was a new one, that is a boundary signal."""
+        if isinstance(error, UpstreamResetError) and error.fresh:
+            self.outage_at = time.time()
+
+    def close(self) -> None:
+        """Drop all connections."""
+        for connection in list(self.connections):
+            connection.abort()
+
+
+def _literal_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]] | None:
+    """The socket address where the host is an IP address, which needs no look-up."""
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return None
+    return socket.AF_INET if version == 4 else socket.AF_INET6, (host, port)
+
+
+def _describe(error: OSError) -> str:
+    """The kind of an error, without addresses."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):
+        return "the TLS handshake failed"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if type(error).__name__ == "gaierror":
+        return "its name cannot be resolved"
+    return (error.strerror or "connection failed").lower()
