@@ -1,4 +1,4 @@
-"""The real servers that are probed: those of the interop tests, FastMCP and server-everything, each on a port of its own."""
+"""The real servers that are probed: those of the interop tests, FastMCP and server-everything."""
 
 from __future__ import annotations
 

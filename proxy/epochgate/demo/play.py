@@ -103,7 +103,7 @@ class Act:
         """Print what the client ended with, beside the truth."""
         self.page.say()
         if self.result is None:
-            self.page.say(f"  the client has no result     {self.failure}", "bad")
+            self.page.tell(f"the client has no result: {self.failure}", "bad")
             return
         right = self.result == TRUTH
         self.page.say(f"  the client has   {money(self.result):>14}", "good" if right else "bad")
@@ -153,7 +153,11 @@ async def guarded(page: Page, number: int, stamp: Stamp, mode: str) -> list[Clai
         page.columns()
         act = Act(page, server)
         await act.play(proxy.url)
-    act.outcome()
+        act.outcome()
+        if act.failure and proxy.said:
+            page.tell("The end of what the proxy said:")
+            for line in proxy.said:
+                page.tell(line, "dim", indent=4)
     lost = any(each.status == 404 for each in act.exchanges)
     if stamp is Stamp.BUFFERED:  # the first 50 events are right; the next one has another epoch
         where, right = "at the first wrong event", list(range(CUT_AFTER + 1, STALL_AFTER + 1))

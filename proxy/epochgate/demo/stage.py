@@ -15,7 +15,7 @@ from pathlib import Path
 
 START_SECONDS = 10.0
 STOP_SECONDS = 3.0
-STDERR_LINES = 5
+LINES_KEPT = 5
 
 CONFIG = """\
 version: 1
@@ -34,10 +34,11 @@ class StageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A running proxy."""
+    """A running proxy, and the last lines of what it said."""
 
     url: str
     pid: int
+    said: deque[str]
 
 
 @contextlib.asynccontextmanager
@@ -66,12 +67,12 @@ async def proxy_before(upstream: str, mode: str) -> AsyncIterator[Proxy]:
         )
         assert process.stdout is not None
         assert process.stderr is not None
-        said: deque[str] = deque(maxlen=STDERR_LINES)
+        said: deque[str] = deque(maxlen=LINES_KEPT)
         readers = [asyncio.create_task(_collect(process.stderr, said))]
         try:
             await _started(process, process.stdout, said)
             readers.append(asyncio.create_task(_collect(process.stdout, said)))
-            yield Proxy(f"http://{listen}", process.pid)
+            yield Proxy(f"http://{listen}", process.pid, said)
         finally:
             await _stop(process)
             await asyncio.gather(*readers)

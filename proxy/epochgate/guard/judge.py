@@ -63,9 +63,9 @@ class Cursor:
 class Judge:
     """Judges one resume of `session` after `cursor` (None: not in the ledger, let through unproven).
 
-    `tokens` says where the response that is judged has its epoch tokens; `outage_at` is when the upstream last refused or
-    reset a new connection (s). `verdict` may be given where it fell before the upstream was asked. `connected`: the proof is a
-    held connection; what comes on it is the stream's own un-resumed traffic, so only the token is watched.
+    `tokens` says where the response that is judged has its epoch tokens; `outage_at` is when the upstream last refused
+    or reset a new connection (s). `verdict` may be given where it fell before the upstream was asked. `connected`: the
+    proof is a held connection; what comes on it is the stream's own un-resumed traffic, so only the token is watched.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Judge:
 
     @property
     def rewound(self) -> bytes | None:
-        """The id to ask from so that a faithful server repeats the cursor's own event first (R5); None: the cursor's own."""
+        """Where to ask from so that a faithful server repeats the cursor's own event first (R5), None: the cursor."""
         if Proof.OVERLAP not in self.policy.accept or self.stream.origin is Origin.UNKNOWN:
             return None
         return self.stream.cursor_before(self.position)
@@ -110,9 +110,9 @@ class Judge:
         if block.kind is BlockKind.PRIMING:
             self._record(block, now, Messages())
             return Step.RELEASE
-        if block.data is None:
+        if block.data is None and not self.connected:
             return Step.REFUSE if is_refused(self.unreadable(), self.policy) else Step.RELEASE
-        messages = read_messages(block.data, self.tokens)
+        messages = read_messages(block.data or b"", self.tokens)
         found = self._token_fault(messages) or (_Place.NEW if self.connected else self._place(block, messages))
         if isinstance(found, Verdict):
             self.verdict = found
@@ -120,7 +120,7 @@ class Judge:
                 return Step.REFUSE
             found = _Place.NEW
         if self.verdict is None:
-            self.verdict = self._first_verdict(block, messages)
+            self.verdict = self._first_verdict(messages)
             if self.refused:
                 return Step.REFUSE
         if found is _Place.NEW:
@@ -239,7 +239,7 @@ class Judge:
     def _order(self) -> Order:
         return _ORDERS.get(self.policy.event_ids) or self.session.order_of(self.stream)
 
-    def _first_verdict(self, block: Block, messages: Messages) -> Verdict:
+    def _first_verdict(self, messages: Messages) -> Verdict:
         """R8, at the first event with a message that nothing contradicts."""
         accept = self.policy.accept
         known = self.session.token

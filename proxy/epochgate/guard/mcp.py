@@ -18,7 +18,7 @@ SESSION_ID = b"mcp-session-id"
 PROTOCOL_VERSION = b"mcp-protocol-version"
 LAST_EVENT_ID = b"last-event-id"
 
-# The protocol versions that have sessions and name themselves in a header (S1); a request without the header is of their era.
+# The protocol versions that have sessions and name themselves in a header (S1); without the header it is theirs too.
 SESSION_ERA = frozenset({b"2025-03-26", b"2025-06-18", b"2025-11-25"})
 
 
@@ -78,7 +78,7 @@ def is_session_era(version: bytes | None) -> bool:
 
 
 def tokens_of(sources: Sequence[Source], headers: Headers) -> Tokens:
-    """Where to look for tokens in the messages under these response headers; the first source that is present counts."""
+    """Where to look for tokens in the messages under these response headers; the first source that is there counts."""
     keys: list[str] = []
     for source in sources:
         if isinstance(source, MetaSource):
@@ -164,9 +164,10 @@ def _rpc_id(raw: msgspec.Raw) -> RpcId | None:
     if not raw:
         return None
     try:
-        return _identifier.decode(raw)
+        identifier: RpcId | None = _identifier.decode(raw)
     except _UNREADABLE:
         return None
+    return identifier
 
 
 def _token_of(message: _Message, keys: Sequence[str]) -> str | None:

@@ -86,11 +86,11 @@ class Stream:
         index = position - self.first
         return self.events[index] if 0 <= index < len(self.events) else None
 
-    def find(self, id: bytes | None, digest: bytes, before: int) -> int | None:
+    def find(self, event_id: bytes | None, digest: bytes, before: int) -> int | None:
         """The last position below `before` that holds exactly this event."""
         for position in range(min(before, self.end) - 1, self.first - 1, -1):
             event = self.events[position - self.first]
-            if event.id == id and event.digest == digest:
+            if event.id == event_id and event.digest == digest:
                 return position
         return None
 
@@ -114,12 +114,13 @@ class Session:
     """What an `Mcp-Session-Id` names, in one epoch of it."""
 
     __slots__ = (
-        "active_at", "boundary_at", "changed", "credentials", "delivered", "fence", "fenced_at", "id", "index", "instance", "limits",
-        "next_key", "open_flows", "opened_at", "policy", "shared_ids", "streams", "token", "watcher",
+        "active_at", "boundary_at", "changed", "credentials", "delivered", "fence", "fenced_at", "id", "index",
+        "instance", "limits", "next_key", "open_flows", "opened_at", "policy", "shared_ids", "streams", "token",
+        "watcher",
     )  # fmt: skip
 
-    def __init__(self, id: bytes, credentials: bytes, token: str | None, limits: Limits, now: float) -> None:
-        self.id = id
+    def __init__(self, session_id: bytes, credentials: bytes, token: str | None, limits: Limits, now: float) -> None:
+        self.id = session_id
         self.credentials = credentials
         self.token = token
         self.limits = limits
@@ -157,16 +158,16 @@ class Session:
         """Append an event to a stream (L3). `learn`: it came un-resumed, so the order of ids is learnt from it (E3)."""
         if stream.key not in self.streams:
             return  # forgotten meanwhile: nothing is added to what is unknown
-        id = event.id
-        if id is not None:
-            if learn and not (event.priming and id == stream.last_id):
-                stream.learner.see(id, repeated=id in stream.positions)
-            other = self.index.get(id)
+        event_id = event.id
+        if event_id is not None:
+            if learn and not (event.priming and event_id == stream.last_id):
+                stream.learner.see(event_id, repeated=event_id in stream.positions)
+            other = self.index.get(event_id)
             if other is not None and other is not stream and stream.origin is not Origin.UNKNOWN:
                 self.shared_ids = True
-            stream.positions[id] = stream.end
-            stream.last_id = id
-            self.index[id] = stream
+            stream.positions[event_id] = stream.end
+            stream.last_id = event_id
+            self.index[event_id] = stream
             if stream.origin is not Origin.INITIALIZE:
                 self.delivered = True
         stream.events.append(event)
@@ -186,9 +187,9 @@ class Session:
             return None
         return stream, stream.positions[cursor]
 
-    def knows(self, id: bytes) -> bool:
+    def knows(self, event_id: bytes) -> bool:
         """Whether an event of this session has this id."""
-        return id in self.index
+        return event_id in self.index
 
     def order_of(self, stream: Stream) -> Order:
         """What `auto` has learnt about the ids of a stream (E3)."""
@@ -196,19 +197,19 @@ class Session:
 
     def _forget(self, stream: Stream) -> None:
         del self.streams[stream.key]
-        for id in stream.positions:
-            if self.index.get(id) is stream:
-                del self.index[id]
+        for event_id in stream.positions:
+            if self.index.get(event_id) is stream:
+                del self.index[event_id]
 
     def _forget_first(self, stream: Stream) -> None:
         event = stream.events.popleft()
         position = stream.first
         stream.first += 1
-        id = event.id
-        if id is not None and stream.positions.get(id) == position:
-            del stream.positions[id]
-            if self.index.get(id) is stream:
-                del self.index[id]
+        event_id = event.id
+        if event_id is not None and stream.positions.get(event_id) == position:
+            del stream.positions[event_id]
+            if self.index.get(event_id) is stream:
+                del self.index[event_id]
 
     # -- the life of the session
 

@@ -1,4 +1,4 @@
-"""How a session is refused: the 404, the errors for pending calls, which of them comes when, and what is a lost session."""
+"""How a session is refused: the 404, the errors for pending calls, which comes when; and what is a lost session."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def may_tell_in_band(stream: Stream, policy: Policy) -> bool:
 
 
 def may_fence(session: Session, credentials: bytes, *, granted: bool) -> bool:
-    """Whether this caller's request may fence the session (F3): the upstream let it in, or it is the one that opened it."""
+    """Whether this caller may fence the session (F3): the upstream let it in, or it is the one that opened it."""
     return granted or credentials == session.credentials
 
 

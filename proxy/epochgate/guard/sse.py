@@ -92,7 +92,6 @@ class Framer:
         "_id",
         "_id_field",
         "_keep_data",
-        "_keep_raw",
         "_line",
         "_line_use",
         "_mark",
@@ -100,10 +99,11 @@ class Framer:
         "_open",
         "_raw",
         "_raw_exceeded",
+        "keep_raw",
     )
 
     def __init__(self, *, keep_raw: int = 0, keep_data: int = _KEEP_DATA) -> None:
-        self._keep_raw = keep_raw
+        self.keep_raw = keep_raw  # may be changed between two blocks
         self._keep_data = keep_data
         self._mark = 0  # how many bytes of a byte order mark were read; all of them also where there is none
         self._after_cr = False
@@ -157,7 +157,7 @@ class Framer:
                     stop = eol + 2 if data.startswith(b"\n", eol + 1) else eol + 3
                     if stop == eol + 2 or data.startswith(b"\r\n", eol + 1):
                         id_field, name = head.groups()
-                        raw = self._take_raw(data[start:stop]) if self._keep_raw else None
+                        raw = self._take_raw(data[start:stop]) if self.keep_raw else None
                         blocks.append(self._block(raw, id_field, name, data[begin:end], None))
                         at = start = stop
                         continue
@@ -175,14 +175,14 @@ class Framer:
                 self._read_part(data[at:])
                 break
             if end == at and not self._line and self._line_use is _Line.COLLECT:
-                raw = self._take_raw(data[start:following]) if self._keep_raw else None
+                raw = self._take_raw(data[start:following]) if self.keep_raw else None
                 blocks.append(self._finish(raw))
                 start = following
             else:
                 self._open = True
                 self._end_line(data[at:end])
             at = following
-        if self._keep_raw:
+        if self.keep_raw:
             self._save_raw(data[start:])
         return blocks
 
@@ -289,7 +289,7 @@ class Framer:
 
     def _take_raw(self, rest: bytes) -> bytes | None:
         """The bytes of a block of which `rest` is the end, where they are kept."""
-        if not self._raw and not self._raw_exceeded and len(rest) <= self._keep_raw:
+        if not self._raw and not self._raw_exceeded and len(rest) <= self.keep_raw:
             return rest
         self._save_raw(rest)
         raw = None if self._raw_exceeded else bytes(self._raw)
@@ -299,7 +299,7 @@ class Framer:
 
     def _save_raw(self, part: bytes) -> None:
         """Keep bytes of the unfinished block as long as it fits."""
-        if len(self._raw) + len(part) > self._keep_raw:
+        if len(self._raw) + len(part) > self.keep_raw:
             self._raw_exceeded = True
             self._raw.clear()
         elif not self._raw_exceeded:

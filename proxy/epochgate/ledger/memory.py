@@ -12,7 +12,7 @@ _SWEEP_EVERY = 256  # openings
 
 
 class Records:
-    """Sessions by id, the least recently used first to go. Fenced ones are kept apart, so that neither kind drives out the other."""
+    """Sessions by id, the least recently used first to go. Fenced ones are kept apart: neither drives out the other."""
 
     def __init__(self, *, sessions: int, limits: Limits, session_idle: float, fence: float) -> None:
         self.limits = limits

@@ -24,7 +24,7 @@ from epochgate.guard.verdict import Reason, Verdict, proven, unproven
 from epochgate.guard.watch import Watch
 from epochgate.relay.client import REASONS, Request, error_body
 from epochgate.relay.context import Context
-from epochgate.relay.flow import LIVE_DATA, Downstream, Flow, Outcome
+from epochgate.relay.flow import LIVE_DATA, Answered, Downstream, Flow, Outcome
 from epochgate.relay.handshake import open_handshake
 from epochgate.relay.headers import (
     LAST_CHUNK,
@@ -192,7 +192,7 @@ class Exchange:
                 await self._tell_loss(policy, session)
 
     def _make_room(self, policy: Policy, session: Session) -> None:
-        """Servers allow one standalone stream: the one that is held, or whose client is gone in half, gives way (H2)."""
+        """Servers allow one standalone stream: one that is held, or whose client is gone in half, gives way (H2)."""
         credentials = self._credentials(policy)
         for flow in list(self.context.holds.of(session)):
             standalone = flow.stream.origin is Origin.STANDALONE and flow.stream.credentials == credentials
@@ -330,16 +330,17 @@ class Exchange:
         if not 200 <= head.status < 300:
             return self._pass(connection, head)
         content_type = head.get(b"content-type")
+        is_stream = is_event_stream(content_type)
         call = Call()
-        if method == b"POST" and (is_event_stream(content_type) or head.get(SESSION_ID)):
+        if method == b"POST" and (is_stream or any(b"initialize" in piece for piece in self._sent)):
             call = self._call() or Call()
             if call.initialize and head.get(SESSION_ID):
                 return self._choose_unnamed(connection, head)
-        if is_event_stream(content_type) and method in (b"POST", b"GET"):
+        if is_stream and method in (b"POST", b"GET"):
             origin = Origin.CALL if method == b"POST" else Origin.STANDALONE
             stream = session.open_stream(origin, call.owes, self._credentials(policy))
             stream.owes_known = self._sent_size <= LIVE_DATA
-            return Flow(self.context, policy, session, stream, connection, head, self._downstream())
+            return Flow(self.context, policy, session, stream, Answered(connection, head), self._downstream())
         if method == b"DELETE":
             if policy.mode is Mode.ENFORCE:
                 self.context.fence(policy, session, Reason.DELETED)
@@ -426,7 +427,7 @@ class Exchange:
                 self._report(policy, session.id, cursor_id, verdict, len(stream.owes))
         else:
             verdict = None
-            if flow is not None and same:
+            if flow is not None and same and not flow.is_contested():
                 if flow.serves(cursor.position):
                     self._report(policy, session.id, cursor_id, proven(Proof.CONNECTION), len(stream.owes))
                     self.outcome = self.context.loop.create_future()
@@ -505,18 +506,12 @@ class Exchange:
             if head.status == 200 and is_event_stream(head.get(b"content-type")):
                 judge.tokens = tokens_of(policy.sources, head.fields)
                 former = self.context.holds.get(judge.stream)
-                if former is not None:
+                if former is not None and not former.is_contested():
                     former.close()  # of another caller; the upstream has let this one in (R4)
+                answer = Answered(connection, head)
+                downstream = self._downstream()
                 self._flow = Flow(
-                    self.context,
-                    policy,
-                    session,
-                    judge.stream,
-                    connection,
-                    head,
-                    self._downstream(),
-                    cursor=cursor,
-                    judge=judge,
+                    self.context, policy, session, judge.stream, answer, downstream, cursor=cursor, judge=judge
                 )
                 return self._flow
             if rewound:
@@ -531,14 +526,13 @@ class Exchange:
     # -- refuse
 
     async def _refuse_fenced(self, policy: Policy, session: Session, cursor: bytes | None) -> None:
+        """R2: the upstream is not asked. A stream that still owes responses may be told so (F4)."""
         found = session.locate(cursor) if cursor else None
         reason = Reason(session.fence or "")
         if found is None:
             await self._not_found(reason)
-            return
-        verdict = Verdict(kind=unproven(reason).kind, reason=reason)
-        self._report(policy, session.id, cursor or b"", verdict, len(found[0].owes))
-        await self._refuse(policy, session, found[0], reason, self._credentials(policy))
+        else:
+            await self._refuse(policy, session, found[0], reason, self._credentials(policy))
 
     async def _refuse(
         self, policy: Policy, session: Session, stream: Stream, reason: Reason, credentials: bytes

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 LIVE_DATA = 4 * 1024 * 1024  # bytes of one event that are read for tokens and answers; longer ones are only digested
 JUDGED_BLOCK = 32 * 1024 * 1024  # bytes of one block that can be held back until it is checked
+CONTEST = 0.5  # s after a resume from the buffer in which another one is taken for a rival, not for the same client
 
 
 class Outcome(Enum):
@@ -58,6 +59,14 @@ class Downstream:
             self.outcome.set_result(outcome)
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An upstream connection whose answer has begun."""
+
+    connection: UpstreamConnection
+    head: Head
+
+
 class Flow:
     """One guarded stream on one upstream connection."""
 
@@ -67,8 +76,7 @@ class Flow:
         policy: Policy,
         session: Session,
         stream: Stream,
-        connection: UpstreamConnection,
-        head: Head,
+        answer: Answered,
         downstream: Downstream,
         *,
         cursor: bytes = b"",
@@ -78,8 +86,8 @@ class Flow:
         self.policy = policy
         self.session = session
         self.stream = stream
-        self.connection = connection
-        self.head = head
+        self.connection = connection = answer.connection
+        self.head = head = answer.head
         self.downstream: Downstream | None = downstream
         self.cursor = cursor
         self.judge = judge
@@ -101,6 +109,7 @@ class Flow:
         self._clean = False  # the upstream ended the stream, it did not break off
         self._readable = True
         self._ending = False
+        self._attached_at = float("-inf")
         self._ids = False
         session.open_flows += 1
         context.telemetry.open_streams += 1
@@ -166,7 +175,6 @@ class Flow:
             self.connection.resume()
             self._set_timer(self.policy.hold_time, self.close)
             self.context.holds.hold(self)
-            self.context.telemetry.held_streams = len(self.context.holds)
         else:
             self.close()
 
@@ -187,6 +195,13 @@ class Flow:
         blocks = self._tail.after(position)
         return blocks is not None and (bool(blocks) or not self.ended)
 
+    def is_contested(self) -> bool:
+        """Whether another resume got it a moment ago: two at once, of which only one is served from the buffer."""
+        downstream = self.downstream
+        if downstream is None or downstream.client.half_closed:
+            return False
+        return self.context.loop.time() - self._attached_at < CONTEST
+
     def attach(self, downstream: Downstream, position: int, cursor: bytes) -> None:
         """Give a client what comes after this position, and then the live tail. A former client is dropped."""
         former, self.downstream = self.downstream, None
@@ -195,7 +210,6 @@ class Flow:
             former.client.abort()
         self._set_timer(None)
         self.context.holds.release(self)
-        self.context.telemetry.held_streams = len(self.context.holds)
         self.cursor = cursor
         if self.judge is None:
             # The stream is a resumed one from here on: whole blocks, and none of another epoch (R11).
@@ -203,7 +217,9 @@ class Flow:
             self.judge.tokens = self._watch.tokens
             self.judge.verdict = proven(Proof.CONNECTION)
             self._checked = True
+            self._framer.keep_raw = JUDGED_BLOCK
         self._reported = self.judge.verdict
+        self._attached_at = self.context.loop.time()
         self.downstream = downstream
         downstream.client.watcher = self
         fields = without(self.head.fields, b"content-length")
@@ -228,7 +244,6 @@ class Flow:
         self.closed = True
         self._set_timer(None)
         self.context.holds.remove(self)
-        self.context.telemetry.held_streams = len(self.context.holds)
         self._stop_reading()
         downstream, self.downstream = self.downstream, None
         if downstream is not None:

@@ -11,8 +11,8 @@ Field = tuple[bytes, bytes]
 
 HOP_BY_HOP = frozenset(
     {
-        b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
-        b"transfer-encoding", b"upgrade",
+        b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
+        b"trailer", b"transfer-encoding", b"upgrade",
     }
 )  # fmt: skip
 # A request that has one of these taken away by `Connection` would be judged with it and forwarded without it.

@@ -50,7 +50,6 @@ class Telemetry:
         self.pending_told: Counter[str] = Counter()  # policy: calls that were told of a refusal (F4)
         self.events = 0  # events of guarded streams
         self.open_streams = 0
-        self.held_streams = 0
         self.decided: deque[Decided] = deque(maxlen=LAST_VERDICTS)
 
     def verdict(

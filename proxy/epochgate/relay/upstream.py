@@ -389,9 +389,7 @@ class Upstream:
                 raise
             return sock
         addresses = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        return await aiohappyeyeballs.start_connection(
-            addresses, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY, loop=loop
-        )
+        return await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY, loop=loop)
 
     def take_back(self, connection: UpstreamConnection) -> None:
         """An answer is complete; keep its connection for the next request."""
