@@ -67,6 +67,7 @@ async def proxy(upstream_port: int, resume: dict[str, Any]) -> AsyncIterator[int
         "listen": f"127.0.0.1:{port}",
         "upstream": {"url": f"http://127.0.0.1:{upstream_port}"},
         "admin": {"listen": f"127.0.0.1:{free_port()}"},
+        "log": {"level": "warning"},
         "policies": [{"name": "mcp", "match": {"path": "/mcp"}, "resume": resume}],
     }
     with tempfile.TemporaryDirectory() as home:

@@ -114,9 +114,9 @@ class Session:
     """What an `Mcp-Session-Id` names, in one epoch of it."""
 
     __slots__ = (
-        "active_at", "boundary_at", "changed", "credentials", "delivered", "fence", "fenced_at", "id", "index",
+        "active_at", "boundary_at", "credentials", "delivered", "fence", "fenced_at", "id", "index",
         "instance", "limits", "next_key", "open_flows", "opened_at", "policy", "shared_ids", "streams", "token",
-        "watcher",
+        "watcher", "would_be_fenced",
     )  # fmt: skip
 
     def __init__(self, session_id: bytes, credentials: bytes, token: str | None, limits: Limits, now: float) -> None:
@@ -136,7 +136,7 @@ class Session:
         self.instance: bytes | None = None
         self.boundary_at = float("-inf")  # the last boundary signal
         self.policy = ""
-        self.changed = False  # another epoch was seen where it is only observed (R12)
+        self.would_be_fenced = False  # it was counted so, where the policy only observes
         self.open_flows = 0  # streams that are being read from the upstream: they keep the session (L5)
         self.watcher: Watcher | None = None
 

@@ -69,7 +69,12 @@ class Context:
     streams: set[EventStream] = field(default_factory=set)  # event streams that flow to a client, guarded or not
 
     def fence(self, policy: Policy, session: Session, reason: Reason) -> None:
-        """Fence a session, once (F2), and close what is held for it."""
+        """Fence a session, once (F2), and close what is held for it. In observe mode it is only counted, once."""
+        if policy.mode is not Mode.ENFORCE:
+            if not session.would_be_fenced:
+                session.would_be_fenced = True
+                self.telemetry.fenced(policy.name, reason.value, session=session.id, enforced=False)
+            return
         if session.fence is None:
             session.close(reason.value, time.time())
             self.telemetry.fenced(policy.name, reason.value, session=session.id, enforced=True)
@@ -77,13 +82,8 @@ class Context:
 
     def live_change(self, policy: Policy, session: Session) -> None:
         """Traffic that was not resumed shows another epoch (R12)."""
-        if policy.live_change is LiveChange.IGNORE:
-            return
-        if policy.mode is Mode.ENFORCE:
+        if policy.live_change is not LiveChange.IGNORE:
             self.fence(policy, session, Reason.EPOCH_CHANGED)
-        elif not session.changed:
-            session.changed = True
-            self.telemetry.fenced(policy.name, Reason.EPOCH_CHANGED.value, session=session.id, enforced=False)
 
     def saw_upstream_error(self, error: UpstreamError) -> None:
         """Count it, and take it for a boundary signal where it is one."""

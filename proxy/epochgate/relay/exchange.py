@@ -104,7 +104,7 @@ class Exchange:
         self.request = request
         self.client = request.connection
         self.reply = reply
-        self.outcome: asyncio.Future[Outcome] = context.loop.create_future()
+        self.outcome: asyncio.Future[Outcome]
         self._policy: Policy | None = None
         self._session_id: bytes | None = None
         self._session: Session | None = None
@@ -254,10 +254,10 @@ class Exchange:
         while not self.outcome.done():
             waiting = asyncio.ensure_future(body.wait())
             await asyncio.wait((waiting, self.outcome), return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
+            if self.outcome.done():
                 waiting.cancel()
                 return
-            waiting.result()
+            await waiting
             connection.write(self._framed(self._take()))
             if body.complete:
                 if body.framing is Framing.CHUNKED:
@@ -342,8 +342,7 @@ class Exchange:
             stream.owes_known = self._sent_size <= LIVE_DATA
             return Flow(self.context, policy, session, stream, Answered(connection, head), self._downstream())
         if method == b"DELETE":
-            if policy.mode is Mode.ENFORCE:
-                self.context.fence(policy, session, Reason.DELETED)
+            self.context.fence(policy, session, Reason.DELETED)
             return self._pass(connection, head)
         watch = Watch(policy, session, head.fields)
         if watch.head():
@@ -362,17 +361,23 @@ class Exchange:
             session.see_instance(head.get(policy.instance_header), time.time())
 
     def _suspect(self, policy: Policy, session: Session, connection: UpstreamConnection, head: Head) -> Receiver:
-        """A 404 or a 400: a boundary signal, and perhaps a lost session (N1)."""
-        session.mark_boundary(time.time())
-        if policy.mode is not Mode.ENFORCE or not policy.normalize_loss:
-            return self._pass(connection, head)
+        """A 404 or a 400: perhaps a lost session (N1), which is a boundary signal at least."""
         method, status = self.request.method, head.status
 
-        def decide(body: bytes) -> bool:
+        def is_lost(body: bytes) -> bool:
             self._lost = is_session_lost(method, status, body)
             return self._lost
 
-        return Suspect(connection, head, self._downstream(), decide)
+        def note_loss(body: bytes) -> None:
+            if is_lost(body):
+                session.mark_boundary(time.time())
+                if policy.normalize_loss:
+                    self.context.fence(policy, session, Reason.SESSION_LOST)  # in observe mode it is only counted
+
+        if policy.mode is Mode.ENFORCE and policy.normalize_loss:
+            return Suspect(connection, head, self._downstream(), is_lost)
+        tap = BodyTap(head.get(b"content-encoding"), note_loss)
+        return Passage(connection, head, self._downstream(), self.context, tap)
 
     async def _tell_loss(self, policy: Policy, session: Session) -> None:
         """A lost session, told in the one form that clients understand (N1)."""
@@ -482,7 +487,7 @@ class Exchange:
                     outcome = Outcome.REFUSED
                 else:
                     self._flow.pass_empty(self.reply)
-            if self._lost:
+            if outcome is Outcome.REFUSED and self._lost:
                 if may_fence(session, credentials, granted=False):
                     self.context.fence(policy, session, Reason.SESSION_LOST)
                 await self._refuse(policy, session, judge.stream, Reason.SESSION_LOST, credentials)
@@ -566,8 +571,11 @@ class Exchange:
 
     async def _drain(self) -> None:
         body = self.request.body
-        if body.complete or (self.request.get(b"expect") and not body.size):
-            return  # a client that waits for `100 Continue` sends nothing more, and the connection is closed
+        if body.complete:
+            return
+        if self.request.get(b"expect") and not body.size:
+            self.reply.keep_alive = False  # a client that waits for `100 Continue` sends nothing more, or does it?
+            return
         size = len(body.take())
         with contextlib.suppress(ConnectionError):
             while size <= DRAINED_BODY and not self.request.body.complete:

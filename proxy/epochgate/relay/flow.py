@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from epochgate.errors import UpstreamError
-from epochgate.guard.judge import Cursor, Judge, Step
+from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step
 from epochgate.guard.policy import Mode, Policy, Proof, Unproven
 from epochgate.guard.record import Session, Stream
 from epochgate.guard.refusal import may_tell_in_band, told_events
@@ -297,6 +297,8 @@ class Flow:
         if step is Step.REFUSE:
             self.judge = None
             self._watch.see(block, now)
+            assert judge.verdict is not None
+            self.context.fence(self.policy, self.session, judge.verdict.reason)
 
     def _take_checked(self, data: bytes, now: float) -> None:
         judge = self.judge
@@ -383,6 +385,9 @@ class Flow:
             if not self._tail.waiting:
                 self.close()
         elif downstream.reply.started:
+            if self.judge is not None and not self._checked:
+                self.judge.end_without_message(EMPTY_RESUMES + 1)  # observe mode asks only once (R9)
+                self._report()
             self._end_downstream(downstream)
         else:
             self.downstream = None
