@@ -189,6 +189,7 @@ def test_addresses_that_are_none(text, problem):
         ("https://a/base/%7Ex/", UpstreamUrl("https", "a", 443, "/base/%7Ex"), "a"),
         ("http://[::1]:81/@v", UpstreamUrl("http", "::1", 81, "/@v"), "[::1]:81"),
         ("http://[::1]", UpstreamUrl("http", "::1", 80), "[::1]"),
+        ("unix:/run/mcp.sock", UpstreamUrl("http", "localhost", 80, path="/run/mcp.sock"), "localhost"),
     ],
 )
 def test_upstreams(text, url, authority):
@@ -200,9 +201,9 @@ def test_upstreams(text, url, authority):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("127.0.0.1:3000", "must begin with http:// or https://; write it like http://127.0.0.1:3000"),
-        ("ftp://a", "must begin with http:// or https://"),
-        (3000, "must begin with http:// or https://"),
+        ("127.0.0.1:3000", "must begin with http://, https:// or unix:/; write it like http://127.0.0.1:3000"),
+        ("ftp://a", "must begin with http://, https:// or unix:/"),
+        (3000, "must begin with http://, https:// or unix:/"),
         ("http://", "names no host"),
         ("http:///x", "names no host"),
         ("http://:80", "is no host name"),
@@ -216,6 +217,8 @@ def test_upstreams(text, url, authority):
         ("http://me:hunter2@a", "no user name or password"),
         ("http://me:hun/ter2@a", "is no port"),
         ("http://a:1:2", "put an IPv6 address in brackets"),
+        ("unix:mcp.sock", "no absolute path"),
+        ("unix:/" + "x" * 107, "at most 107 bytes"),
     ],
 )
 def test_upstreams_that_are_none(text, problem):
@@ -279,7 +282,10 @@ def test_defaults_are_those_of_section_10():
     assert found.workers == 1
     assert found.upstream.url == UpstreamUrl("http", "127.0.0.1", 3000)
     assert (found.upstream.host, found.upstream.connect_timeout, found.upstream.idle_timeout) == ("upstream", 5, 0)
-    assert found.admin.listen == Address("127.0.0.1", 9090)
+    assert (found.tls.cert, found.tls.key) == (None, None)
+    assert (found.upstream.tls.ca, found.upstream.tls.cert, found.upstream.tls.key) == (None, None, None)
+    assert (found.admin.listen, found.admin.token_file) == (Address("127.0.0.1", 9090), None)
+    assert found.tracing.enabled is False
     assert found.store.url == StoreUrl("memory", "memory://")
     assert (found.drain.grace, found.drain.window) == (5, 25)
     limits = found.limits
@@ -479,7 +485,7 @@ def test_variables_of_a_kubernetes_service_are_ignored():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("colour: blue", "gate.yaml:2: colour: unknown key; the keys here are version, listen, workers, upstream, "),
+        ("colour: blue", "gate.yaml:2: colour: unknown key; the keys here are version, listen, tls, workers, "),
         ("limits: {session: 5}", "gate.yaml:2: limits.session: unknown key; did you mean sessions?"),
         ("mode: observe", "gate.yaml:2: mode: unknown key here; it is a key at policies[].mode"),
         ("listen: a:1\nlisten: a:2", "gate.yaml:3: listen: given twice, first on line 2; remove one of the two"),
@@ -487,6 +493,8 @@ def test_variables_of_a_kubernetes_service_are_ignored():
         ("policies:\n  - name: a\n    name: b", "gate.yaml:4: policies[0].name: given twice, first on line 3"),
         ("on: 1", "gate.yaml:2: on: YAML does not read this key as text; put it in quotes"),
         ("1: 1", "gate.yaml:2: 1: YAML does not read this key as text"),
+        ("tls: {cert: a.pem}", "gate.yaml:2: tls: needs tls.cert and tls.key together; set both, or neither"),
+        ("admin: {token_file: ''}", "gate.yaml:2: admin.token_file: must be the path of a file"),
         ("workers: two", "gate.yaml:2: workers: must be a whole number, not 'two'"),
         ("workers: 1.5", "gate.yaml:2: workers: must be a whole number, not 1.5"),
         ("workers: yes", "gate.yaml:2: workers: must be a whole number; YAML reads the bare words on, off, yes"),
@@ -550,6 +558,16 @@ def test_errors_name_file_line_key_and_remedy(complain, text, line):
 def test_errors_inside_a_policy(complain, text, line):
     (found,) = complain(UPSTREAM + "policies:\n  -\n    " + text)
     assert found.startswith(f"gate.yaml:4: {line}")
+
+
+def test_tls_to_an_upstream_without_tls_is_told(complain):
+    (found,) = complain("upstream:\n  url: http://a\n  tls: {ca: ca.pem}\n")
+    assert found.startswith("gate.yaml:3: upstream.tls: is for an upstream.url that begins with https://; change the")
+
+
+def test_a_client_certificate_needs_its_key(complain):
+    (found,) = complain("upstream:\n  url: https://a\n  tls: {key: a.pem}\n")
+    assert found.startswith("gate.yaml:3: upstream.tls: needs upstream.tls.cert and upstream.tls.key together")
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_file(complain):

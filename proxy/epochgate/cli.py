@@ -100,7 +100,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     _warn_pending(settings)
     from epochgate.relay.server import serve
 
-    return serve(settings, read)
+    return serve(settings, read, arguments.config)
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -37,6 +37,7 @@ from epochgate.values import (
     Address,
     Count,
     Duration,
+    FileName,
     HeaderName,
     ListenAddress,
     PositiveDuration,
@@ -81,11 +82,48 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Tls(Section):
+    """TLS on the listener: with both files, clients speak https."""
+
+    cert: FileName | None = Field(
+        default=None,
+        description="PEM file with the certificate and its chain; clients then connect by https. null: plain http.",
+    )
+    key: FileName | None = Field(default=None, description="PEM file with the private key of `tls.cert`.")
+
+    @model_validator(mode="after")
+    def _check_pair(self) -> Self:
+        _check_pair("tls", self.cert, self.key)
+        return self
+
+
+class UpstreamTls(Section):
+    """TLS to the upstream, where its URL begins with https."""
+
+    ca: FileName | None = Field(
+        default=None,
+        description="PEM file with the authorities that may sign the upstream's certificate. null: the system's.",
+    )
+    cert: FileName | None = Field(default=None, description="PEM file with a client certificate and its chain.")
+    key: FileName | None = Field(default=None, description="PEM file with the private key of `upstream.tls.cert`.")
+
+    @model_validator(mode="after")
+    def _check_pair(self) -> Self:
+        _check_pair("upstream.tls", self.cert, self.key)
+        return self
+
+
+def _check_pair(above: str, cert: str | None, key: str | None) -> None:
+    if (cert is None) != (key is None):
+        raise ValueError(f"needs {above}.cert and {above}.key together; set both, or neither")
+
+
 class Upstream(Section):
     """The server that is guarded."""
 
     url: UpstreamValue = Field(
-        description="Scheme and authority of the upstream, optionally a path prefix that goes before each path."
+        description="Scheme and authority of the upstream, optionally a path prefix that goes before each path; "
+        "or `unix:/path`."
     )
     host: Literal["upstream", "client"] = Field(
         default="upstream", description="Whose `Host` the upstream sees: its own authority, or what the client sent."
@@ -97,6 +135,17 @@ class Upstream(Section):
         default=0.0,
         description="Silence of the upstream, before and after the response head, that ends an exchange. 0s: none.",
     )
+    tls: UpstreamTls = Field(default_factory=UpstreamTls)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.url.scheme != "https" and self.tls != UpstreamTls():
+            raise PydanticCustomError(
+                "relation",
+                "is for an upstream.url that begins with https://; change the URL, or remove upstream.tls",
+                {"key": ("upstream", "tls")},
+            )
+        return self
 
 
 class Admin(Section):
@@ -105,6 +154,11 @@ class Admin(Section):
     listen: ListenAddress = Field(
         default=Address("127.0.0.1", 9090),
         description="Where health, metrics and the status page are served. Keep it private.",
+    )
+    token_file: FileName | None = Field(
+        default=None,
+        description="File with the token that allows fencing, reload and drain from other machines "
+        "(`Authorization: Bearer ...`). null: from this machine only.",
     )
 
 
@@ -121,7 +175,7 @@ class Drain(Section):
     """How the proxy ends."""
 
     grace: Duration = Field(
-        default=5.0, description="After SIGTERM: how long it is not ready but still accepts connections."
+        default=5.0, description="After SIGTERM: how long it is not ready but still serves every request."
     )
     window: Duration = Field(
         default=25.0, description="Then: over how long the open streams are ended, after whole events."
@@ -148,6 +202,16 @@ class Log(Section):
         default="info", description="The least level that is written."
     )
     format: Literal["json", "console"] = Field(default="json", description="JSON lines, or lines for people.")
+
+
+class Tracing(Section):
+    """Spans by OpenTelemetry."""
+
+    enabled: StrictBool = Field(
+        default=False,
+        description="Whether a span is sent for each request. Needs the extra `otel`; where to is told by the "
+        "variables of OpenTelemetry, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.",
+    )
 
 
 class Match(Section):
@@ -295,6 +359,7 @@ class Settings(Section):
         default=Address("127.0.0.1", 8080),
         description="Where clients connect: `host:port`, `[v6]:port` or `unix:/path`.",
     )
+    tls: Tls = Field(default_factory=Tls)
     workers: Count = Field(default=1, description="Processes that serve. More than one need a shared store.")
     upstream: Upstream
     admin: Admin = Field(default_factory=Admin)
@@ -302,6 +367,7 @@ class Settings(Section):
     drain: Drain = Field(default_factory=Drain)
     limits: Limits = Field(default_factory=Limits)
     log: Log = Field(default_factory=Log)
+    tracing: Tracing = Field(default_factory=Tracing)
     policies: tuple[PolicySettings, ...] = Field(
         default_factory=lambda: (PolicySettings(),),
         description="The first that matches a request decides; one that none matches is forwarded and not guarded. "

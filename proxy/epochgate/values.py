@@ -94,12 +94,7 @@ def parse_address(value: object) -> Address:
     if not isinstance(value, str):
         raise ValueError(f"{_shown(value)} is no address; write host:port, '[::1]:port' or unix:/path")  # noqa: TRY004
     if value.startswith("unix:"):
-        path = value.removeprefix("unix:")
-        if not path.startswith("/") or "\0" in path:
-            raise ValueError(f"{_shown(value)} has no absolute path; write unix:/path")
-        if len(path.encode(errors="replace")) > _UNIX_PATH_BYTES:
-            raise ValueError(f"the path of a Unix socket has at most {_UNIX_PATH_BYTES} bytes; choose a shorter one")
-        return Address(path=path)
+        return Address(path=_unix_path(value))
     host, _, port = value.rpartition(":")
     if not host:
         raise ValueError(
@@ -108,14 +103,28 @@ def parse_address(value: object) -> Address:
     return Address(_host(host), _port(port))
 
 
+def _unix_path(value: str) -> str:
+    """The path of `unix:/path`."""
+    path = value.removeprefix("unix:")
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(f"{_shown(value)} has no absolute path; write unix:/path")
+    if len(path.encode(errors="replace")) > _UNIX_PATH_BYTES:
+        raise ValueError(f"the path of a Unix socket has at most {_UNIX_PATH_BYTES} bytes; choose a shorter one")
+    return path
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamUrl:
-    """The upstream: `prefix` is "" or begins with a slash and does not end in one; it goes before every target."""
+    """The upstream: `prefix` is "" or begins with a slash and does not end in one; it goes before every target.
+
+    `path` is that of a Unix socket, which speaks http and is called `localhost`.
+    """
 
     scheme: str
     host: str
     port: int
     prefix: str = ""
+    path: str | None = None
 
     @property
     def authority(self) -> str:
@@ -124,16 +133,20 @@ class UpstreamUrl:
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
     def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
         return f"{self.scheme}://{self.authority}{self.prefix}"
 
 
 def parse_upstream(value: object) -> UpstreamUrl:
-    """The parts of `http://host:port/prefix`; neither user name nor query nor fragment is allowed."""
+    """The parts of `http://host:port/prefix` (neither user name nor query nor fragment is allowed) or `unix:/path`."""
     if isinstance(value, UpstreamUrl):
         return value
+    if isinstance(value, str) and value.startswith("unix:"):
+        return UpstreamUrl("http", "localhost", _PORTS["http"], path=_unix_path(value))
     example = "write it like http://127.0.0.1:3000"
     if not isinstance(value, str) or not re.match(r"https?://", value, re.IGNORECASE):
-        raise ValueError(f"must begin with http:// or https://; {example}")
+        raise ValueError(f"must begin with http://, https:// or unix:/; {example}")
     if re.search(r"[^!-~]", value):
         raise ValueError("has a space or a character beyond ASCII; escape it as %20 and so on")
     if "?" in value or "#" in value:
@@ -243,6 +256,12 @@ def reject_bool(value: object) -> object:
     return value
 
 
+def _check_file(name: str) -> str:
+    if not name or "\0" in name:
+        raise ValueError("must be the path of a file; write it like /etc/epochgate/file.pem")
+    return name
+
+
 def _require_some(seconds: float) -> float:
     if not seconds:
         raise ValueError("must be longer than 0s")
@@ -255,6 +274,11 @@ def _check_header(name: str) -> str:
     return name
 
 
+FileName = Annotated[
+    str,
+    AfterValidator(_check_file),
+    WithJsonSchema({"title": "path of a file", "type": "string", "minLength": 1}),
+]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000), BeforeValidator(reject_bool)]
 HeaderName = Annotated[
     str,
@@ -295,7 +319,9 @@ UpstreamValue = Annotated[
     UpstreamUrl,
     PlainValidator(parse_upstream),
     PlainSerializer(str),
-    WithJsonSchema({"title": "URL", "type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[^/?#@]+(/[^?#]*)?$"}),
+    WithJsonSchema(
+        {"title": "URL", "type": "string", "pattern": r"^(unix:/.+|[Hh][Tt][Tt][Pp][Ss]?://[^/?#@]+(/[^?#]*)?)$"}
+    ),
 ]
 StoreValue = Annotated[
     StoreUrl,

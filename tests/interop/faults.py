@@ -35,9 +35,7 @@ class Scenario:
     flags: tuple[str, ...] = ()
     plan: dict[str, Any] = field(default_factory=dict)
     ends: str = "refused"  # right | refused | seen: what must come of it through the proxy; seen: only nothing spliced
-    silent: tuple[
-        str, ...
-    ] = ()  # SDKs whose server answers the resume with a stream without an event: nothing to judge
+    silent: tuple[str, ...] = ()  # SDKs whose server answers the resume with a stream without any event
 
     def must_end(self, sdk: str) -> str:
         """What must come of it through the proxy with this SDK."""

@@ -48,7 +48,7 @@ REAL = (
     ),
     Real(
         "typescript1-burst", "TypeScript SDK {version}, a burst of events", "typescript1",
-        {"label": "a", "steps": 40, "pause_ms": 0},
+        {"label": "a", "steps": 200, "pause_ms": 0},
     ),
     Real(
         "python1-polling", "Python SDK {version}, closing its streams", "python1",

@@ -34,9 +34,9 @@ class Knobs:
     priming: bool = True
     retry: bool = False
     closes: bool = False  # the tool's stream before its response
-    live_tail: bool = True  # a resumed call goes on
-    drops: bool = False  # an event of a resumed call
-    second_get: str = "one"  # one | takeover | several | none
+    reconnect: str = "continued"  # continued | hangs | refused | lossy | repeated | busy: of a call that is not done
+    sessions: int = 1000  # more are refused
+    second_get: str = "one"  # one | takeover | several | none | ends
     forgets: bool = False  # an idle session, after two requests
 
 
@@ -111,6 +111,8 @@ class ScriptedServer:
         return await self.answer(request, session, message)
 
     def initialize(self, message: dict[str, Any]) -> web.Response:
+        if len(self.live) >= self.knobs.sessions:
+            return web.Response(status=503)
         session = "the-one" if self.knobs.session_ids == "repeated" else str(uuid.uuid4())
         self.live[session] = 0
         result = {"protocolVersion": message["params"]["protocolVersion"], "serverInfo": {"name": "scripted\x1b[2J"}}
@@ -233,9 +235,7 @@ class ScriptedServer:
             ids = [event_id for event_id, _ in stream.events]
             if cursor in ids and (stream.session == session or not self.knobs.scoped):
                 if not stream.done:
-                    if not self.knobs.live_tail:
-                        return await self.quiet(request)
-                    return await self.show(request, stream, ids.index(cursor) + 1, drop=self.knobs.drops)
+                    return await self.go_on(request, stream, ids.index(cursor))
                 return await self.replay(request, stream, ids.index(cursor))
         match self.knobs.unknown_cursor:
             case "silent":
@@ -245,6 +245,19 @@ class ScriptedServer:
             case "replayed":
                 return await self.show(request, self.streams[0], 0)
         return web.Response(status=400, text="no such event")
+
+    async def go_on(self, request: web.BaseRequest, stream: Stream, at: int) -> web.StreamResponse:
+        match self.knobs.reconnect:
+            case "hangs":
+                return await self.quiet(request)
+            case "refused":
+                return web.Response(status=400, text="no resume")
+            case "busy":
+                self.knobs.reconnect = "continued"
+                return web.Response(status=409)
+            case "repeated":
+                return await self.show(request, stream, at - 1)
+        return await self.show(request, stream, at + 1, drop=self.knobs.reconnect == "lossy")
 
     async def replay(self, request: web.BaseRequest, stream: Stream, at: int) -> web.StreamResponse:
         rest = stream.events[at + 1 :]
@@ -289,6 +302,8 @@ class ScriptedServer:
         response = web.StreamResponse(headers=SSE)
         await response.prepare(request)
         await response.write(b": open\n\n")
+        if self.knobs.second_get == "ends":
+            return response
         try:
             await ended.wait()
         finally:

@@ -55,6 +55,7 @@ def write_log(audit: Audit, *lines: dict[str, Any]) -> None:
 STRICT = ("--accept", "epoch")
 LENIENT = ("--unproven", "resume")
 OVERLAP = ("--accept", "connection,epoch,overlap")
+RECORDED_ALL = ("--recorded-accept", "connection,epoch,overlap")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ OVERLAP = ("--accept", "connection,epoch,overlap")
         (("proven", "overlap"), (), ("no_proof", "refused", False)),
         (("unproven", "no_epoch"), (), ("no_epoch", "refused", False)),
         (("unproven", "no_epoch"), OVERLAP, ("no_epoch", "refused", True)),
-        (("unproven", "no_epoch"), (*OVERLAP, "--recorded-accept", "connection,epoch,overlap"), ("no_epoch", "refused", False)),
+        (("unproven", "no_epoch"), (*OVERLAP, *RECORDED_ALL), ("no_epoch", "refused", False)),
         (("unproven", "boundary"), OVERLAP, ("boundary", "refused", False)),
         (("unproven", "no_proof"), ("--recorded-accept", ""), ("no_proof", "refused", True)),
         (("unproven", "no_epoch"), LENIENT, ("no_epoch", "resumed", False)),
@@ -126,10 +127,14 @@ def test_the_text_names_policy_place_reason_and_sum(audit: Audit, capsys: pytest
     assert capsys.readouterr().out.splitlines() == [
         "policy mcp: accept [connection, epoch], unproven restart",
         "line 2: session a1: resumed (proven, connection)",
-        "line 3: session b2: refused (unproven, no_epoch), 1 calls to run again; "
-        "unless proven by connection, which the log does not tell",
-        "2 resumes: 1 resumed, 1 refused, 1 of all could have gone the other way; "
-        "1 calls would have been run again, 1 of them perhaps not.",
+        (
+            "line 3: session b2: refused (unproven, no_epoch), 1 calls to run again; "
+            "unless proven by connection, which the log does not tell"
+        ),
+        (
+            "2 resumes: 1 resumed, 1 refused, 1 of all could have gone the other way; "
+            "1 calls would have been run again, 1 of them perhaps not."
+        ),
     ]
 
 
@@ -273,7 +278,7 @@ def test_a_resume_in_a_capture_is_judged(
 
 
 def test_overlap_and_boundaries_in_a_capture(audit: Audit) -> None:
-    """An inclusive replay proves itself, unless the server was away in between; else the proxy would have asked for it."""
+    """An inclusive replay proves itself, unless the server was away; else the proxy would have asked for it."""
     capture = Capture(gap=100.0)
     capture.open(epoch=None)
     capture.call(events(1, 2, epoch=None))

@@ -130,6 +130,10 @@ async def test_no_tool_is_called_that_was_not_named() -> None:
         ({"second_get": "takeover"}, Check.SECOND_GET, "takeover"),
         ({"second_get": "several"}, Check.SECOND_GET, "several"),
         ({"second_get": "none"}, Check.SECOND_GET, "none"),
+        ({"second_get": "ends"}, Check.IDLE, "alive"),
+        ({"sessions": 1}, Check.SESSION, "not found out"),
+        ({"sessions": 2}, Check.DELETED, "not found out"),
+        ({"sessions": 2}, Check.IDLE, "not found out"),
         ({"forgets": True}, Check.IDLE, "lost"),
     ],
 )
@@ -149,8 +153,11 @@ async def test_a_fault_is_found(knobs: dict[str, Any], check: Check, outcome: st
 @pytest.mark.parametrize(
     ("knobs", "tool", "check", "outcome"),
     [
-        ({"live_tail": False}, STREAMING, Check.RECONNECT, "hangs"),
-        ({"drops": True}, STREAMING, Check.RECONNECT, "lossy"),
+        ({"reconnect": "hangs"}, STREAMING, Check.RECONNECT, "hangs"),
+        ({"reconnect": "refused"}, STREAMING, Check.RECONNECT, "refused"),
+        ({"reconnect": "busy"}, STREAMING, Check.RECONNECT, "continued"),
+        ({"reconnect": "repeated"}, STREAMING, Check.RECONNECT, "repeated"),
+        ({"reconnect": "lossy"}, STREAMING, Check.RECONNECT, "lossy"),
         ({"closes": True}, STREAMING, Check.PRIMING, "polling"),
         ({"closes": True}, STREAMING, Check.RECONNECT, "continued"),
         ({}, ToolCall("count", {"steps": 0, "pause": 0}), Check.RECONNECT, "too short"),

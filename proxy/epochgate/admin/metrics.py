@@ -1,81 +1,300 @@
-"""The counters of `relay.telemetry` as Prometheus metrics (section 11). No label holds an id."""
+"""The metrics (section 11): each with its labels and where its value comes from. No label holds an id."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from epochgate import __version__
+from epochgate.admin.views import readiness
+from epochgate.guard.policy import Mode, Proof
+from epochgate.guard.verdict import Kind, Reason
 from epochgate.relay.context import Context
+from epochgate.relay.reload import Reload
+
+# Series that exist from the start: a counter that begins with 1 shows no increase to an alert rule.
+FROM_THE_START = (
+    *((Kind.PROVEN, proof.value) for proof in Proof),
+    *(
+        (Kind.DIVERGENT, reason)
+        for reason in (
+            Reason.EPOCH_CHANGED, Reason.REPLAY_GAP, Reason.REPLAY_MISMATCH, Reason.FOREIGN_STREAM,
+            Reason.FOREIGN_RESPONSE, Reason.ID_GAP, Reason.ID_REWIND,
+        )
+    ),
+    *(
+        (Kind.UNPROVEN, reason)
+        for reason in (
+            Reason.UNKNOWN_SESSION, Reason.UNKNOWN_CURSOR, Reason.STALE_CURSOR, Reason.BOUNDARY, Reason.EPOCH_MISSING,
+            Reason.NO_EPOCH, Reason.NO_PROOF, Reason.NO_EVENT, Reason.UNREADABLE,
+        )
+    ),
+)  # fmt: skip
 
 
-class ContextCollector(Collector):
-    """Reads the counters when they are asked for."""
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the values come from."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    context: Context
+    reload: Reload
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric. A counter's name is written without its `_total`."""
+
+    counts: bool
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    read: Callable[[Sources], Samples]
+
+    @property
+    def shown(self) -> str:
+        """The name as it stands on the page."""
+        return f"{self.name}_total" if self.counts else self.name
+
+
+def _one(read: Callable[[Sources], float]) -> Callable[[Sources], Samples]:
+    return lambda sources: [((), read(sources))]
+
+
+def _resumes(sources: Sources) -> Samples:
+    counted = dict.fromkeys(
+        (
+            (policy.name, kind.value, str(reason), str(policy.mode is Mode.ENFORCE).lower())
+            for policy in sources.context.policies
+            if policy.mode is not Mode.BYPASS
+            for kind, reason in FROM_THE_START
+        ),
+        0,
+    )
+    return (counted | sources.context.telemetry.resumes).items()
+
+
+def _fenced(sources: Sources) -> float:
+    return sum(session.fence is not None for session in sources.context.ledger.sessions())
+
+
+FAMILIES = (
+    Family(
+        True,
+        "epochgate_resumes",
+        "Resumes that were decided. `enforced` is `true` where the verdict was acted on, `false` in observe mode.",
+        ("policy", "verdict", "reason", "enforced"),
+        _resumes,
+    ),
+    Family(
+        True,
+        "epochgate_fences",
+        "Sessions that were fenced; with `enforced` `false`: that would have been.",
+        ("policy", "reason", "enforced"),
+        lambda s: s.context.telemetry.fences.items(),
+    ),
+    Family(
+        True,
+        "epochgate_pending_calls_told",
+        "Calls that were answered with an error because their stream was refused.",
+        ("policy",),
+        lambda s: (((policy,), count) for policy, count in s.context.telemetry.pending_told.items()),
+    ),
+    Family(
+        True,
+        "epochgate_sessions_opened",
+        "Sessions that the upstream granted.",
+        ("policy",),
+        lambda s: (((policy,), count) for policy, count in s.context.telemetry.sessions_opened.items()),
+    ),
+    Family(
+        False,
+        "epochgate_sessions",
+        "Sessions at hand, the fenced ones included.",
+        (),
+        _one(lambda s: len(s.context.ledger.sessions())),
+    ),
+    Family(False, "epochgate_sessions_fenced", "Fenced sessions at hand.", (), _one(_fenced)),
+    Family(
+        False,
+        "epochgate_streams_open",
+        "Guarded streams that are being read from the upstream, the held ones included.",
+        (),
+        _one(lambda s: s.context.telemetry.open_streams),
+    ),
+    Family(
+        False,
+        "epochgate_streams_held",
+        "Guarded streams that are kept for a client that went away.",
+        (),
+        _one(lambda s: len(s.context.holds)),
+    ),
+    Family(True, "epochgate_events", "Events of guarded streams.", (), _one(lambda s: s.context.telemetry.events)),
+    Family(
+        True,
+        "epochgate_requests",
+        "Requests by answer. `status` is `0` where the client left first; `policy` is empty where none matched; "
+        "`method` is `other` where it is none of the usual.",
+        ("policy", "method", "status"),
+        lambda s: (
+            ((policy, method, str(status)), count)
+            for (policy, method, status), count in s.context.telemetry.requests.items()
+        ),
+    ),
+    Family(
+        True,
+        "epochgate_upstream_errors",
+        "Requests or streams that the upstream failed, by what it did.",
+        ("code",),
+        lambda s: (((code,), count) for code, count in s.context.telemetry.upstream_errors.items()),
+    ),
+    Family(
+        False,
+        "epochgate_upstream_connections",
+        "Connections to the upstream, the idle ones included.",
+        (),
+        _one(lambda s: len(s.context.upstream.connections)),
+    ),
+    Family(
+        False,
+        "epochgate_policy_info",
+        "1 for each policy in force, with its mode.",
+        ("policy", "mode"),
+        lambda s: (((policy.name, policy.mode.value), 1) for policy in s.context.policies),
+    ),
+    Family(
+        False,
+        "epochgate_ready",
+        "1 while `/readyz` answers 200.",
+        (),
+        _one(lambda s: not readiness(s.context)),
+    ),
+    Family(
+        False,
+        "epochgate_store_available",
+        "1 while records are kept in the store.",
+        (),
+        _one(lambda s: s.context.ledger.problem is None),
+    ),
+    Family(
+        True,
+        "epochgate_config_reloads",
+        "Readings of the configuration while the proxy runs; `result` is `success` or `failure`.",
+        ("result",),
+        lambda s: (((result,), count) for result, count in s.reload.results.items()),
+    ),
+    Family(
+        False,
+        "epochgate_config_reload_successful",
+        "1 while the configuration as it was last read is in force, 0 where it could not be used.",
+        (),
+        _one(lambda s: not s.reload.last.error),
+    ),
+    Family(
+        False,
+        "epochgate_config_reload_timestamp_seconds",
+        "When the configuration was last read, in seconds since 1970.",
+        (),
+        _one(lambda s: s.reload.last.at),
+    ),
+    Family(
+        False,
+        "epochgate_config_restart_needed",
+        "The number of changed keys that take a restart to be in force.",
+        (),
+        _one(lambda s: len(s.reload.last.needs_restart)),
+    ),
+    Family(
+        False,
+        "epochgate_uptime_seconds",
+        "How long the process has been serving.",
+        (),
+        _one(lambda s: time.time() - s.context.telemetry.started_at),
+    ),
+    Family(
+        False, "epochgate_build_info", "1, with the version that runs.", ("version",), lambda _: [((__version__,), 1)]
+    ),
+)
+
+
+class SourcesCollector(Collector):
+    """Reads the values when they are asked for."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
 
     def collect(self) -> Iterable[Metric]:
         """Every metric of the proxy."""
-        telemetry = self._context.telemetry
-        resumes = CounterMetricFamily(
-            "epochgate_resumes", "Resumes by verdict.", labels=["policy", "verdict", "reason", "enforced"]
-        )
-        for labels, count in telemetry.resumes.items():
-            resumes.add_metric(labels, count)
-        yield resumes
-        fences = CounterMetricFamily(
-            "epochgate_fences", "Sessions that were fenced.", labels=["policy", "reason", "enforced"]
-        )
-        for fence, count in telemetry.fences.items():
-            fences.add_metric(fence, count)
-        yield fences
-        requests = CounterMetricFamily(
-            "epochgate_requests",
-            "Requests by answer; status 0: the client left first.",
-            labels=["policy", "method", "status"],
-        )
-        for (policy, method, status), count in telemetry.requests.items():
-            requests.add_metric([policy, method, str(status)], count)
-        yield requests
-        errors = CounterMetricFamily(
-            "epochgate_upstream_errors", "Answers that the upstream did not give.", labels=["code"]
-        )
-        for code, count in telemetry.upstream_errors.items():
-            errors.add_metric([code], count)
-        yield errors
-        opened = CounterMetricFamily("epochgate_sessions_opened", "Sessions that were granted.", labels=["policy"])
-        for policy, count in telemetry.sessions_opened.items():
-            opened.add_metric([policy], count)
-        yield opened
-        told = CounterMetricFamily("epochgate_pending_calls_told", "Calls told of a refusal.", labels=["policy"])
-        for policy, count in telemetry.pending_told.items():
-            told.add_metric([policy], count)
-        yield told
-        yield CounterMetricFamily("epochgate_events", "Events of guarded streams.", value=telemetry.events)
-        yield GaugeMetricFamily("epochgate_streams_open", "Guarded streams being read.", value=telemetry.open_streams)
-        yield GaugeMetricFamily(
-            "epochgate_streams_held", "Streams whose client is away.", value=len(self._context.holds)
-        )
-        yield GaugeMetricFamily("epochgate_sessions", "Sessions at hand.", value=len(self._context.ledger.sessions()))
-        info = GaugeMetricFamily("epochgate_build_info", "The version that runs.", labels=["version"])
-        info.add_metric([__version__], 1)
-        yield info
+        for family in FAMILIES:
+            kind = CounterMetricFamily if family.counts else GaugeMetricFamily
+            metric = kind(family.name, family.text, labels=family.labels)
+            for labels, value in family.read(self._sources):
+                metric.add_metric(labels, value)
+            yield metric
 
 
-def build_registry(context: Context) -> CollectorRegistry:
+def build_registry(sources: Sources) -> CollectorRegistry:
     """All metrics of this process."""
     registry = CollectorRegistry()
-    registry.register(ContextCollector(context))
+    registry.register(SourcesCollector(sources))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
 
 
-def render(registry: CollectorRegistry) -> bytes:
-    """The page of `/metrics`."""
-    return generate_latest(registry)
+_INTRODUCTION = """\
+# Metrics
+
+<!-- Written by `python -m epochgate.admin.metrics`; change the texts in `admin/metrics.py` instead. -->
+
+`GET /metrics` on the admin listener (`admin.listen`) answers in the text format of Prometheus, or in OpenMetrics where
+that is asked for. No label holds an id of a session or an event, and none can be chosen by a client, so the number of
+series is bounded: by the policies, the verdicts and the statuses of the upstream.
+
+The one that matters is `epochgate_resumes_total`. A resume that was, or in observe mode would have been, refused
+because it contradicts the record:
+
+```
+sum by (policy, reason) (increase(epochgate_resumes_total{verdict="divergent"}[1h]))
+```
+
+What enforcing would change, asked while a policy still observes:
+
+```
+sum by (verdict, reason) (increase(epochgate_resumes_total{policy="mcp",enforced="false"}[1d]))
+```
+
+The series of `epochgate_resumes_total` exist with 0 from the start for every policy, so that an alert sees the first
+one. The reasons are told in [runbook.md](runbook.md).
+
+| metric | type | labels | meaning |
+|---|---|---|---|
+"""
+
+_END = """
+The usual ones of the process come with them: `process_cpu_seconds_total`, `process_resident_memory_bytes`,
+`process_open_fds`, `process_max_fds`, `process_start_time_seconds`, `python_gc_*` and `python_info`.
+"""
+
+
+def write_reference() -> str:
+    """The text of `docs/metrics.md`."""
+    return _INTRODUCTION + "".join(_rows()) + _END
+
+
+def _rows() -> Iterator[str]:
+    for family in FAMILIES:
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        yield f"| `{family.shown}` | {'counter' if family.counts else 'gauge'} | {labels} | {family.text} |\n"
+
+
+if __name__ == "__main__":
+    print(write_reference(), end="")  # noqa: T201

@@ -1,34 +1,67 @@
-"""The admin listener, on aiohttp."""
+"""The admin listener, on aiohttp: health, metrics, the status page and its API."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any
 
+import msgspec
+import yaml
 from aiohttp import web
+from prometheus_client.exposition import choose_encoder
 
-from epochgate.admin.metrics import build_registry, render
+from epochgate.admin.access import check_change, read_token
+from epochgate.admin.metrics import Sources, build_registry
+from epochgate.admin.page import build_page
+from epochgate.admin.views import (
+    STATES,
+    find_session,
+    readiness,
+    session_detail,
+    session_views,
+    status_view,
+    verdict_views,
+)
+from epochgate.guard.record import Session
+from epochgate.guard.verdict import Kind, Reason
 from epochgate.relay.context import Context
+from epochgate.relay.reload import Reload
+from epochgate.relay.telemetry import LAST_VERDICTS, log
 from epochgate.values import Address
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_SESSIONS = 1000  # in one answer
+_encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class AdminServer:
-    """Health, metrics and what was decided."""
+    """Serves the admin side. `begin_drain` ends the proxy as SIGTERM does."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, reload: Reload, begin_drain: Callable[[], None]) -> None:
         self._context = context
-        self._registry = build_registry(context)
-        application = web.Application()
-        application.router.add_get("/livez", self._livez)
-        application.router.add_get("/readyz", self._readyz)
-        application.router.add_get("/metrics", self._metrics)
-        application.router.add_get("/status", self._verdicts)
-        application.router.add_get("/api/verdicts", self._verdicts)
+        self._reload = reload
+        self._begin_drain = begin_drain
+        self._registry = build_registry(Sources(context, reload))
+        application = web.Application(middlewares=[_guard_answers], client_max_size=64 * 1024)
+        add = application.router
+        add.add_get("/", self._root)
+        add.add_get("/livez", self._livez)
+        add.add_get("/readyz", self._readyz)
+        add.add_get("/metrics", self._metrics)
+        add.add_get("/status", self._page)
+        add.add_get("/config", self._config)
+        add.add_get("/api/status", self._status)
+        add.add_get("/api/verdicts", self._verdicts)
+        add.add_get("/api/sessions", self._sessions)
+        add.add_get("/api/sessions/{fingerprint}", self._session)
+        add.add_post("/api/sessions/{fingerprint}/fence", self._fence)
+        add.add_post("/-/reload", self._post_reload)
+        add.add_post("/-/drain", self._post_drain)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, address: Address) -> None:
-        """Listen at `address`. Raises OSError where that cannot be."""
+        """Listen at `address`. Raises OSError where that cannot be, ConfigurationError without a usable token."""
+        if (token_file := self._reload.settings.admin.token_file) is not None:
+            read_token(token_file)
         await self._runner.setup()
         site: web.BaseSite
         if address.path is not None:
@@ -41,19 +74,123 @@ class AdminServer:
         """End."""
         await self._runner.cleanup()
 
+    # -- health
+
+    async def _root(self, request: web.Request) -> web.Response:  # noqa: ARG002
+        raise web.HTTPFound("/status")
+
     async def _livez(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.Response(text="ok\n")
 
-    async def _readyz(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        reasons = []
-        if self._context.draining:
-            reasons.append("draining")
-        if (problem := self._context.ledger.problem) is not None:
-            reasons.append(problem)
-        return web.Response(text="\n".join(reasons or ["ok"]) + "\n", status=503 if reasons else 200)
+    async def _readyz(self, request: web.Request) -> web.Response:
+        obstacles = readiness(self._context)
+        status = 503 if obstacles else 200
+        if "application/json" in request.headers.get("Accept", ""):
+            return _json({"ready": not obstacles, "obstacles": obstacles}, status)
+        lines = [f"{obstacle.code}: {obstacle.message}" for obstacle in obstacles] or ["ok"]
+        return web.Response(text="\n".join(lines) + "\n", status=status)
 
-    async def _metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        return web.Response(body=render(self._registry), headers={"Content-Type": METRICS_TYPE})
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
-    async def _verdicts(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        return web.json_response([dataclasses.asdict(decided) for decided in self._context.telemetry.decided])
+    # -- what is seen
+
+    async def _page(self, request: web.Request) -> web.Response:  # noqa: ARG002
+        return build_page()
+
+    async def _config(self, request: web.Request) -> web.Response:  # noqa: ARG002
+        text = yaml.safe_dump(self._reload.settings.model_dump(mode="json"), sort_keys=False)
+        return web.Response(text=text, content_type="application/yaml")
+
+    async def _status(self, request: web.Request) -> web.Response:  # noqa: ARG002
+        return _json(status_view(self._context, self._reload))
+
+    async def _verdicts(self, request: web.Request) -> web.Response:
+        known = {"verdict": tuple(Kind), "reason": tuple(Reason), "enforced": ("true", "false")}
+        wanted, limit = _read_query(request, known, ("policy", "session"), LAST_VERDICTS)
+        return _json({"kept": LAST_VERDICTS, "verdicts": verdict_views(self._context.telemetry.decided, wanted, limit)})
+
+    async def _sessions(self, request: web.Request) -> web.Response:
+        wanted, limit = _read_query(request, {"state": STATES}, ("policy",), MOST_SESSIONS)
+        total, sessions = session_views(self._context, wanted, limit)
+        return _json({"total": total, "sessions": sessions})
+
+    async def _session(self, request: web.Request) -> web.Response:
+        return _json(session_detail(self._context, await self._named_session(request)))
+
+    # -- what is changed
+
+    async def _fence(self, request: web.Request) -> web.Response:
+        self._check_change(request)
+        session = await self._named_session(request)
+        policies = list(self._context.policies)
+        policy = next((policy for policy in policies if policy.name == session.policy), None)
+        if policy is None:
+            raise web.HTTPConflict(text=f"the policy {session.policy} of this session is no longer in force")
+        self._context.fence(policy, session, Reason.FENCED_BY_OPERATOR)
+        return _json(session_detail(self._context, session))
+
+    async def _post_reload(self, request: web.Request) -> web.Response:
+        self._check_change(request)
+        reloaded = self._reload.apply("request")
+        return _json({"ok": not reloaded.error, **msgspec.to_builtins(reloaded)}, 422 if reloaded.error else 200)
+
+    async def _post_drain(self, request: web.Request) -> web.Response:
+        self._check_change(request)
+        self._begin_drain()
+        return _json({"draining": True, **self._reload.settings.drain.model_dump()}, 202)
+
+    def _check_change(self, request: web.Request) -> None:
+        try:
+            check_change(request, self._reload.settings.admin.token_file)
+        except web.HTTPException as refused:
+            log.warning("admin.refused", path=request.path, why=refused.text)
+            raise
+
+    async def _named_session(self, request: web.Request) -> Session:
+        session = await find_session(self._context, request.match_info["fingerprint"])
+        if session is None:
+            raise web.HTTPNotFound(text="no session at hand has this fingerprint; /api/sessions lists them")
+        return session
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _guard_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors in one form; nothing is stored, guessed or framed."""
+    try:
+        response = await handler(request)
+    except web.HTTPRedirection:
+        raise
+    except web.HTTPException as error:
+        kept = {name: error.headers[name] for name in ("Allow", "WWW-Authenticate") if name in error.headers}
+        response = _json({"error": error.text}, error.status)
+        response.headers.update(kept)
+    response.headers.setdefault("Cache-Control", "no-store")
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+    response.headers.setdefault("Referrer-Policy", "no-referrer")
+    return response
+
+
+def _json(data: Any, status: int = 200) -> web.Response:
+    return web.Response(body=_encode(data), status=status, content_type="application/json")
+
+
+def _read_query(
+    request: web.Request, known: dict[str, tuple[str, ...]], free: tuple[str, ...], most: int
+) -> tuple[dict[str, str], int]:
+    """The filters and the `limit` of a query. Raises HTTPBadRequest that says what can be asked."""
+    wanted = dict(request.query)
+    limit = wanted.pop("limit", str(min(most, 100)))
+    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= most:
+        raise web.HTTPBadRequest(text=f"limit: write a number from 1 to {most}")
+    for name, value in wanted.items():
+        if name not in known and name not in free:
+            names = ", ".join((*known, *free, "limit"))
+            raise web.HTTPBadRequest(text=f"{name}: there is no such filter; there are {names}")
+        if name in known and value not in known[name]:
+            raise web.HTTPBadRequest(text=f"{name}: write one of {', '.join(known[name])}")
+    return wanted, int(limit)

@@ -86,6 +86,8 @@ class Judge:
         self.stream = cursor.stream if cursor is not None else session.open_stream(Origin.UNKNOWN)
         self.position = cursor.position if cursor is not None else -1
         self._outage_at = outage_at
+        self._token: str | None = None  # the first one on this connection
+        self._last_id = self.stream.last_id  # before this connection: a new priming event may leave a gap, not hide one
         self._next = self.position + 1  # the position that must come next
         self._overlap = False
         self._matched = False  # an event of the record has come on this connection
@@ -101,21 +103,23 @@ class Judge:
         """Where to ask from so that a faithful server repeats the cursor's own event first (R5), None: the cursor."""
         if Proof.OVERLAP not in self.policy.accept or self.stream.origin is Origin.UNKNOWN:
             return None
-        return self.stream.cursor_before(self.position)
+        return self.session.cursor_before(self.stream, self.position)
 
     def check(self, block: Block, now: float) -> Step:
         """Judge one complete block (R7, R8, R11) at time `now` (s); what is released goes on the record."""
         if block.kind is BlockKind.OTHER:
             return Step.RELEASE
         if block.kind is BlockKind.PRIMING:
+            behind = self.stream.positions.get(block.id or b"", self._next) < self._next - 1
             self._record(block, now, Messages())
-            return Step.RELEASE
+            return Step.SWALLOW if behind and not self.connected else Step.RELEASE  # it takes the client's cursor back
+        self.stream.empties = 0
         if block.data is None and not self.connected:
             return Step.REFUSE if is_refused(self.unreadable(), self.policy) else Step.RELEASE
         messages = read_messages(block.data or b"", self.tokens)
         found = self._token_fault(messages) or (_Place.NEW if self.connected else self._place(block, messages))
         if isinstance(found, Verdict):
-            self.verdict = found
+            self.verdict = self._blamed(found)
             if self.refused:
                 return Step.REFUSE
             found = _Place.NEW
@@ -147,12 +151,24 @@ class Judge:
         self.verdict = unproven(Reason.UNREADABLE)
         return self.verdict
 
+    def _blamed(self, found: Verdict) -> Verdict:
+        """What a contradiction amounts to. Where the record lacks its end, only another epoch is the upstream's fault: the
+        cursor may be the id of an event that is missing (R3)."""
+        if self.stream.torn and found.reason is not Reason.EPOCH_CHANGED:
+            return unproven(Reason.UNKNOWN_CURSOR)
+        return found
+
     # -- rule by rule
 
     def _token_fault(self, messages: Messages) -> Verdict | None:
-        known = self.session.token
-        if known is not None and any(token not in (None, known) for token in messages.tokens):
-            return divergent(Reason.EPOCH_CHANGED, "the epoch of the session", "another epoch")
+        for token in messages.tokens:
+            known = self.session.token or self._token
+            if token is not None and known is None:
+                self._token = token
+                if self.connected:
+                    self.session.learn_token(token)  # un-resumed traffic (L1)
+            elif token not in (None, known):
+                return divergent(Reason.EPOCH_CHANGED, "the epoch of the session", "another epoch")
         return None
 
     def _place(self, block: Block, messages: Messages) -> _Place | Verdict:
@@ -166,13 +182,13 @@ class Judge:
             self._next += 1
             self._matched = True
             return _Place.REPLAYED
-        repeats = self.session.order_of(stream) is Order.UNCHECKED
+        repeats = self._order() is Order.UNCHECKED
         known = self._recorded_place(block, repeats=repeats)
         if known is not None:
             return known
+        if self._is_forgotten(block, before_record=expected is not None):
+            return _Place.HAD
         if expected is not None:
-            if stream.first and not self._matched:
-                return unproven(Reason.NO_PROOF)  # it may be an event that the ledger had to forget (L5)
             return divergent(Reason.REPLAY_GAP, f"the recorded event at {self._next}", "an event that is not on record")
         return self._foreign(block, messages, repeats=repeats) or self._id_fault(block) or _Place.NEW
 
@@ -182,7 +198,7 @@ class Judge:
         named = block.own_id and block.id is not None
         at = stream.positions.get(block.id) if named and block.id is not None else None
         if at is None and (named or self._beyond):
-            return self._forgotten_place(block) if named else None
+            return None
         if repeats and self._beyond:
             return None  # ids repeat here: nothing tells a new event from an old one
         if stream.find(block.id, block.digest, self._next) is not None:
@@ -197,30 +213,29 @@ class Judge:
             return divergent(Reason.REPLAY_GAP, f"the recorded event at {self._next}", f"another one in place of {at}")
         return divergent(Reason.REPLAY_MISMATCH, f"the content of the recorded event at {at}", "another content")
 
-    def _forgotten_place(self, block: Block) -> _Place | None:
-        """An id from before the first event that is still on record: the client has it, but it proves nothing."""
+    def _is_forgotten(self, block: Block, *, before_record: bool) -> bool:
+        """Whether it may be from before the first event still on record (L5): the client has it, it proves nothing."""
         stream = self.stream
-        oldest = stream.at(stream.first)
-        if not stream.first or self._beyond or oldest is None or oldest.id is None or block.id is None:
-            return None
-        if self._order() not in (Order.CONSECUTIVE, Order.INCREASING):
-            return None
-        rises = successor_fault(Order.INCREASING, block.id, oldest.id, self.session.knows) is None
-        return _Place.HAD if rises else None
+        if not stream.first or self._matched or self._beyond:
+            return False
+        if block.own_id and block.id is not None and self._order() >= Order.INCREASING:
+            oldest = next(iter(stream.positions), b"")
+            return successor_fault(Order.INCREASING, block.id, oldest, self.session.knows) is None
+        return before_record
 
     def _place_unanchored(self, block: Block) -> _Place | Verdict:
         """The cursor is not in the ledger: only what the ledger has under the same id can contradict."""
         if block.own_id and block.id is not None and not self.session.shared_ids:
             recorded = self.session.index.get(block.id)
-            if recorded is not None and recorded.find(block.id, block.digest, recorded.end) is None:
+            checked = recorded is not None and self.session.order_of(recorded) is not Order.UNCHECKED
+            if recorded is not None and checked and not recorded.holds(block.id, block.digest):
                 return divergent(Reason.REPLAY_MISMATCH, "the content of a recorded event", "another content")
         return _Place.NEW
 
     def _foreign(self, block: Block, messages: Messages, *, repeats: bool) -> Verdict | None:
-        other = self.session.index.get(block.id) if block.own_id and block.id is not None else None
-        if other is not None and other is not self.stream:
-            by_id = not repeats and not self.session.shared_ids
-            if by_id or other.find(block.id, block.digest, other.end) is not None:
+        if block.own_id and block.id is not None:
+            digest = block.digest if repeats or self.session.shared_ids else None  # there an id alone tells nothing
+            if self.session.has_elsewhere(self.stream, block.id, digest):
                 return divergent(Reason.FOREIGN_STREAM, "an event of this stream", "an event of another stream")
         if self.stream.owes_known and any(answer not in self.stream.owes for answer in messages.answers):
             owed = len(self.stream.owes)
@@ -228,10 +243,10 @@ class Judge:
         return None
 
     def _id_fault(self, block: Block) -> Verdict | None:
-        if self._beyond or not block.own_id or block.id is None:
+        if self._beyond or not block.own_id or block.id is None or self.stream.torn:
             return None
         order = self._order()
-        fault = successor_fault(order, self.stream.last_id, block.id, self.session.knows)
+        fault = successor_fault(order, self._last_id, block.id, self.session.knows)
         return (
             None if fault is None else divergent(_ID_FAULTS[fault], f"ids in {order.name.lower()} order", "another id")
         )
@@ -263,7 +278,8 @@ class Judge:
             return
         if block.kind is BlockKind.PRIMING and block.id is not None and block.id in self.stream.positions:
             return  # it comes again, or repeats the id of an event
-        self.session.add(self.stream, Event(block.id, block.digest, now), messages.answers, learn=self.connected)
+        learn = self.connected and block.own_id
+        self.session.add(self.stream, Event(block.id, block.digest, now), messages.answers, learn=learn)
         if self._next >= self.stream.end - 1:
             self._next = self.stream.end
 

@@ -175,7 +175,7 @@ def _token_of(message: _Message, keys: Sequence[str]) -> str | None:
         name = key.encode()
         for holder in (message.params, message.result):
             raw = bytes(holder)
-            if name in raw or b"\\u" in raw:
+            if name in raw or b"\\" in raw:
                 try:
                     members = _meta.decode(raw).meta
                 except _UNREADABLE:
@@ -194,10 +194,10 @@ def _token_of(message: _Message, keys: Sequence[str]) -> str | None:
 
 
 def _as_text(raw: msgspec.Raw | None) -> str | None:
-    """A token compares as text: `1` equals `"1"`. What is neither integer nor string is no token."""
+    """A token compares as text: `1` equals `"1"`. What is neither an integer nor a text, or is empty, is none."""
     if raw is None:
         return None
     try:
-        return str(_token.decode(raw))
+        return str(_token.decode(raw)) or None
     except _UNREADABLE:
         return None

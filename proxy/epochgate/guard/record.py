@@ -51,7 +51,7 @@ class Stream:
 
     __slots__ = (
         "credentials", "empties", "events", "first", "key", "last_id", "learner", "left_at", "origin", "owes",
-        "owes_known", "positions", "refused", "spent", "told",
+        "owes_known", "positions", "refused", "spent", "told", "torn",
     )  # fmt: skip
 
     def __init__(self, key: int, origin: Origin, owes: tuple[RpcId, ...], credentials: bytes) -> None:
@@ -70,6 +70,7 @@ class Stream:
         self.spent = False  # an ask since its connection broke was answered by a 4xx or 5xx (F4)
         self.refused = False
         self.told = False
+        self.torn = False  # read from a store whose writer died: its end, and newer streams, may be missing
 
     @property
     def finished(self) -> bool:
@@ -100,23 +101,32 @@ class Stream:
             position += 1
         return position
 
-    def cursor_before(self, position: int) -> bytes | None:
-        """The id of the last event before this one that is another cursor (R5), None if there is none."""
-        event = self.at(position)
-        for earlier in range(position - 1, self.first - 1, -1):
-            candidate = self.events[earlier - self.first].id
-            if candidate and (event is None or candidate != event.id):
-                return candidate
-        return None
+    def message_up_to(self, position: int) -> int:
+        """The last position up to `position` that is no priming event; one before `first` if there is none."""
+        while (event := self.at(position)) is not None and event.priming:
+            position -= 1
+        return position
+
+    def holds(self, event_id: bytes, digest: bytes) -> bool:
+        """Whether one of the events that last had this id is this one: several in a row where the id stuck."""
+        position = self.positions.get(event_id, -1)
+        while (event := self.at(position)) is not None and event.id == event_id:
+            if event.digest == digest:
+                return True
+            position -= 1
+        return False
+
+    def is_like(self, other: Stream) -> bool:
+        """Whether some message came on both under the same id, so that one more of these tells nothing."""
+        return any(e.id is not None and not e.priming and other.holds(e.id, e.digest) for e in self.events)
 
 
 class Session:
     """What an `Mcp-Session-Id` names, in one epoch of it."""
 
     __slots__ = (
-        "active_at", "boundary_at", "credentials", "delivered", "fence", "fenced_at", "id", "index",
-        "instance", "limits", "next_key", "open_flows", "opened_at", "policy", "shared_ids", "streams", "token",
-        "watcher", "would_be_fenced",
+        "active_at", "boundary_at", "changed", "credentials", "delivered", "fence", "fenced_at", "id", "index", "instance", "key_base",
+        "limits", "next_key", "open_flows", "opened_at", "policy", "shared_ids", "streams", "token", "watcher",
     )  # fmt: skip
 
     def __init__(self, session_id: bytes, credentials: bytes, token: str | None, limits: Limits, now: float) -> None:
@@ -129,7 +139,8 @@ class Session:
         self.fence: str | None = None  # the reason of the refusal that fenced it (F2)
         self.fenced_at = 0.0
         self.streams: dict[int, Stream] = {}
-        self.next_key = 0
+        self.next_key = 0  # how many streams it has had
+        self.key_base = 0  # where processes share a session, each counts the keys of its streams from another number
         self.index: dict[bytes, Stream] = {}  # id -> the stream that had it last
         self.shared_ids = False  # some id was seen on two streams: ids alone identify nothing here
         self.delivered = False  # an id was delivered on a stream other than the handshake's (R3)
@@ -146,8 +157,8 @@ class Session:
         """A new stream. Where there are too many (L5) a finished call is forgotten, or else the oldest stream."""
         if len(self.streams) >= self.limits.streams:
             oldest = next(iter(self.streams.values()))
-            self._forget(next((stream for stream in self if stream.finished), oldest))
-        stream = Stream(self.next_key, origin, owes, credentials)
+            self.forget(next((stream for stream in self if stream.finished), oldest))
+        stream = Stream(self.key_base + self.next_key, origin, owes, credentials)
         self.next_key += 1
         self.streams[stream.key] = stream
         if self.watcher is not None:
@@ -163,7 +174,7 @@ class Session:
             if learn and not (event.priming and event_id == stream.last_id):
                 stream.learner.see(event_id, repeated=event_id in stream.positions)
             other = self.index.get(event_id)
-            if other is not None and other is not stream and stream.origin is not Origin.UNKNOWN:
+            if learn and other is not None and other is not stream:
                 self.shared_ids = True
             stream.positions[event_id] = stream.end
             stream.last_id = event_id
@@ -187,6 +198,32 @@ class Session:
             return None
         return stream, stream.positions[cursor]
 
+    def cursor_before(self, stream: Stream, position: int) -> bytes | None:
+        """Where to ask from to get the last message up to `position` again (R5), None if there is no such cursor.
+
+        It is the id of an event before that message, and of no later event.
+        """
+        for earlier in range(stream.message_up_to(position) - 1, stream.first - 1, -1):
+            event = stream.at(earlier)
+            if event is not None and event.id is not None and self.locate(event.id) == (stream, earlier):
+                return event.id
+        return None
+
+    def has_elsewhere(self, stream: Stream, event_id: bytes, digest: bytes | None) -> bool:
+        """Whether another stream has an event of this id; given a digest, this very event, which is not common to both.
+
+        Streams that count their ids alike may well say the same; then only what sets them apart tells them apart. What
+        an unproven resume brought belongs to a stream that is not known.
+        """
+        if digest is None:
+            other = self.index.get(event_id)
+            return other is not None and other is not stream and other.origin is not Origin.UNKNOWN
+        return any(
+            other.holds(event_id, digest) and not stream.is_like(other)
+            for other in self
+            if other is not stream and other.origin is not Origin.UNKNOWN
+        )
+
     def knows(self, event_id: bytes) -> bool:
         """Whether an event of this session has this id."""
         return event_id in self.index
@@ -195,8 +232,11 @@ class Session:
         """What `auto` has learnt about the ids of a stream (E3)."""
         return stream.learner.order(several_streams=self.next_key > 1)
 
-    def _forget(self, stream: Stream) -> None:
+    def forget(self, stream: Stream) -> None:
+        """A stream has to give way: its events are unknown from now on (L5)."""
         del self.streams[stream.key]
+        if self.watcher is not None:
+            self.watcher.stream_forgotten(self, stream)
         for event_id in stream.positions:
             if self.index.get(event_id) is stream:
                 del self.index[event_id]
@@ -218,6 +258,8 @@ class Session:
         if ttl is not None and now - self.active_at > ttl:
             self.mark_boundary(now)
         self.active_at = now
+        if self.watcher is not None:
+            self.watcher.session_touched(self)
 
     def mark_boundary(self, now: float) -> None:
         """A sign that the session may have ended: an overlap with what came before proves nothing any more."""
@@ -266,8 +308,14 @@ class Watcher:
     def session_changed(self, session: Session) -> None:
         """Token, fence, boundary or instance changed."""
 
+    def session_touched(self, session: Session) -> None:
+        """There was traffic."""
+
     def stream_opened(self, session: Session, stream: Stream) -> None:
         """A stream was opened."""
+
+    def stream_forgotten(self, session: Session, stream: Stream) -> None:
+        """A stream had to give way (L5)."""
 
     def stream_changed(self, session: Session, stream: Stream) -> None:
         """What a stream was told, or how it was refused, changed."""

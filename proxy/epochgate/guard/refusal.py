@@ -21,13 +21,17 @@ INVALID_PARAMS = -32602
 PARSE_ERROR = -32700
 
 _SESSION_WORDS = re.compile(rb"session|initiali[sz]ed", re.IGNORECASE)
+# `session_name` and the like are parameters of some tool.
+_SESSION = rb"session(?![_-]?(?:name|type|title|key|kind|label|data|state|count|length|file|path|date|time|mode)s?\b)"
 _LOST_SESSION = re.compile(
-    rb"\b(missing|invalid|unknown|expired|valid|no such|not found|no)\b[^.\n]{0,40}session"
-    rb"|session[^.\n]{0,40}\b(missing|invalid|unknown|expired|required|not|no longer|terminated|closed)\b"
-    rb"|not[ _-]?(been )?initiali[sz]ed|uninitiali[sz]ed",
+    rb"(?<![a-z])(?:missing|invalid(?! request)|unknown|expired|valid|no|not find|cannot find)(?![a-z])[^.\n]{0,40}%b"
+    rb"|%b[^.\n]{0,40}(?<![a-z])(?:missing|invalid|unknown|expired|not|no longer|required|terminated|closed|ended|evicted"
+    rb"|deleted|timed out)(?![a-z])|not[ _-]?found[^.\n]{0,40}%b|session_?not_?found"
+    rb"|not[ _-]?(?:been )?initiali[sz]ed|uninitiali[sz]ed" % (_SESSION, _SESSION, _SESSION),
     re.IGNORECASE,
 )
 _EVENT_WORDS = re.compile(rb"event", re.IGNORECASE)
+_SENTENCE_END = re.compile(rb"[.;\n\"]")
 
 
 class Answer(Enum):
@@ -91,15 +95,15 @@ def may_fence(session: Session, credentials: bytes, *, granted: bool) -> bool:
 def is_session_lost(method: bytes, status: int, body: bytes) -> bool:
     """Whether this answer to a request of a known session says that the session is lost (N1)."""
     code = error_code(body)
-    if code in (METHOD_NOT_FOUND, INVALID_PARAMS, PARSE_ERROR):
+    if status not in (400, 404) or code == METHOD_NOT_FOUND:
         return False
-    if status == 404 and method != b"GET":
+    if method != b"GET" and status == 404:
         return True
-    speaks_of_loss = _LOST_SESSION.search(body) is not None
-    if status == 400:
-        return speaks_of_loss
-    if status != 404 or speaks_of_loss:
-        return speaks_of_loss
-    if _EVENT_WORDS.search(body):
-        return False
-    return code in (SESSION_NOT_FOUND, INVALID_REQUEST) or _SESSION_WORDS.search(body) is not None
+    said = body
+    if method == b"GET":  # what is said of an event is not said of the session
+        said = b"\n".join(part for part in _SENTENCE_END.split(body) if not _EVENT_WORDS.search(part))
+    if status == 400:  # wrong parameters may be the session parameter of some tool
+        return code not in (INVALID_PARAMS, PARSE_ERROR) and _LOST_SESSION.search(said) is not None
+    if code in (SESSION_NOT_FOUND, INVALID_REQUEST) and not _EVENT_WORDS.search(body):
+        return True
+    return _SESSION_WORDS.search(said) is not None

@@ -35,7 +35,7 @@ class Watch:
         if block.data:
             messages = read_messages(block.data, self.tokens)
         if self.stream is not None and not (block.id is None and block.kind is BlockKind.PRIMING):
-            self.session.add(self.stream, Event(block.id, block.digest, now), messages.answers, learn=True)
+            self.session.add(self.stream, Event(block.id, block.digest, now), messages.answers, learn=block.own_id)
         return self._changed(messages)
 
     def _changed(self, messages: Messages) -> bool:

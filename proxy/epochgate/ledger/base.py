@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import Enum
 from typing import Protocol
 
 from epochgate.guard.record import Session
+from epochgate.ledger.state import Change, Kept
 
 
 class Ledger(Protocol):
@@ -17,8 +20,11 @@ class Ledger(Protocol):
     def get(self, session_id: bytes, now: float) -> Session | None:
         """The record that is at hand at `now` (s since 1970), without waiting; fenced sessions included."""
 
-    async def find(self, session_id: bytes, now: float) -> Session | None:
-        """The record, wherever it is kept. Never raises: a store that does not answer knows nothing."""
+    async def find(self, session_id: bytes, now: float, cursor: bytes | None = None) -> Session | None:
+        """The record, wherever it is kept. Never raises: a store that does not answer knows nothing.
+
+        `cursor` of a resume: what other processes have recorded counts, and is waited for a moment.
+        """
 
     def open(self, session_id: bytes, credentials: bytes, token: str | None, policy: str, now: float) -> Session:
         """A new epoch of this id (L1): what was recorded under it is void, a fence is lifted. `now` in s since 1970."""
@@ -38,3 +44,32 @@ class Ledger(Protocol):
     @property
     def problem(self) -> str | None:
         """Why records are not kept right now, for readiness; None if all is well."""
+
+
+class Written(Enum):
+    """What became of a change."""
+
+    KEPT = "it is kept"
+    STALE = "nothing was written: what the store has is something else; read it, and write again"
+
+
+class Store(Protocol):
+    """Where a `KeptLedger` keeps its records. Every call may raise StoreError, and then may have worked or not."""
+
+    async def open(self, key: bytes) -> bytes:
+        """Begin, again after a failure. Returns the key of all fingerprints: the one that is kept, or else `key`.
+
+        Raises ConfigurationError for what does not get better by waiting.
+        """
+
+    async def write(self, changes: Sequence[Change], removed: Sequence[bytes]) -> list[Written]:
+        """Write changes, each in one step, and remove sessions. Says for each change what became of it."""
+
+    async def read(self, session_id: bytes, life: str, head_rev: int, revs: dict[int, int]) -> Kept | None:
+        """A session, without the streams that are unchanged since the revisions that are known of this epoch (`life`)."""
+
+    async def tidy(self) -> None:
+        """Remove what is past its time; called once a minute or so."""
+
+    async def close(self, *, complete: bool) -> None:
+        """End. `complete`: all was written; otherwise the last of what is kept may be missing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 
 from epochgate.guard.record import Limits, Session
 
@@ -16,9 +17,10 @@ class Records:
 
     def __init__(self, *, sessions: int, limits: Limits, session_idle: float, fence: float) -> None:
         self.limits = limits
+        self.session_idle = session_idle
+        self.fence = fence
+        self.evicted: Callable[[Session], None] | None = None  # is told of each that had to give way
         self._most = sessions
-        self._idle = session_idle
-        self._fence = fence
         self._live: OrderedDict[bytes, Session] = OrderedDict()
         self._fenced: OrderedDict[bytes, Session] = OrderedDict()
         self._openings = 0
@@ -30,14 +32,14 @@ class Records:
             if session.fence is not None:
                 del self._live[session_id]
                 self._keep(self._fenced, session)
-            elif now - session.active_at > self._idle and not session.open_flows:
+            elif now - session.active_at > self.session_idle and not session.open_flows:
                 del self._live[session_id]
                 return None
             else:
                 self._live.move_to_end(session_id)
             return session
         session = self._fenced.get(session_id)
-        if session is not None and now - session.fenced_at > self._fence:
+        if session is not None and now - session.fenced_at > self.fence:
             del self._fenced[session_id]
             return None
         return session
@@ -60,10 +62,10 @@ class Records:
         for session in list(self._live.values()):
             if session.fence is not None:
                 self.get(session.id, now)
-            elif now - session.active_at > self._idle and not session.open_flows:
+            elif now - session.active_at > self.session_idle and not session.open_flows:
                 del self._live[session.id]
         for session in list(self._fenced.values()):
-            if now - session.fenced_at > self._fence:
+            if now - session.fenced_at > self.fence:
                 del self._fenced[session.id]
 
     def all(self) -> list[Session]:
@@ -80,7 +82,9 @@ class Records:
                     break
                 if number >= _SCAN:
                     break
-            del records[victim]
+            given_up = records.pop(victim)
+            if self.evicted is not None:
+                self.evicted(given_up)
 
 
 class MemoryLedger:
@@ -94,7 +98,7 @@ class MemoryLedger:
         """See `Ledger`."""
         return self._records.get(session_id, now)
 
-    async def find(self, session_id: bytes, now: float) -> Session | None:
+    async def find(self, session_id: bytes, now: float, cursor: bytes | None = None) -> Session | None:  # noqa: ARG002
         """See `Ledger`."""
         return self._records.get(session_id, now)
 

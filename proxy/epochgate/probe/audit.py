@@ -23,8 +23,8 @@ from epochgate.settings import PolicySettings
 
 _DESCRIPTION = """\
 Read the proxy's verdict log (JSON lines) or a HAR capture of MCP traffic, and tell what a policy would have decided:
-which resumes it lets through, which it refuses, why, and how many calls would have been run again. The policy is the one
-of --config that has the name in the log (or matches the URL in the capture), else the default one; --accept and
+which resumes it lets through, which it refuses, why, and how many calls would have been run again. The policy is the
+one of --config that has the name in the log (or matches the URL in the capture), else the default one; --accept and
 --unproven change it."""
 _EPILOG = "Exit status: 0 audited, 2 the file cannot be audited or has no resume in it."
 

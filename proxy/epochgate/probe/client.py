@@ -34,7 +34,7 @@ class NoAnswerError(Exception):
 class Event:
     """One SSE block with an id or data.
 
-    `id` is empty where there is none; `message` is the decoded data, None where that is empty or no JSON.
+    `id` is its own one, empty where it has none; `message` is the decoded data, None where that is empty or no JSON.
     """
 
     id: str
@@ -102,7 +102,8 @@ class Exchange:
             self.comments += sum(line.startswith(b":") for line in lines)
             if block.kind is not Kind.OTHER:
                 data = block.data or b""
-                taken.append(Event((block.id or b"").decode(errors="replace"), data, decode(data)))
+                own = block.id if block.own_id else None
+                taken.append(Event((own or b"").decode(errors="replace"), data, decode(data)))
         self.events += taken
         return taken
 

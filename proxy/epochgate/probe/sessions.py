@@ -93,7 +93,7 @@ def _shape(answer: Exchange, request_id: object) -> str:
 
 async def ask_answers(survey: Survey) -> list[Finding]:
     """Whether ordinary requests are answered by streams or by JSON; what comes is kept for later questions."""
-    first = ("ping", "tools/list", "ping")
+    first = ("tools/list", *["ping"] * 6)
     kinds = [_kind(await survey.ask(survey.main, survey.client.request(method))) for method in first]
     if survey.other is not None:  # between two streams of the first session: a counter that both share shows
         kinds.append(_kind(await survey.ask(survey.other, survey.client.request("ping"))))

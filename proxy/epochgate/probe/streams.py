@@ -13,7 +13,7 @@ from epochgate.probe.findings import Check, Finding
 from epochgate.probe.sessions import tool_call
 from epochgate.probe.survey import GRACE, SETTLE, Recorded, Survey, describe, form, lookalike
 
-_TRIED = 4  # streams of a session that are resumed from another one
+_TRIED = 8  # streams of a session that are resumed from another one
 _PATIENCE = 3.0  # seconds that a resumed call may take longer than an undisturbed one
 _NO_IDS = "no event carries an id"
 # What is told about several replays of one server: the first of these that one of them showed.
@@ -154,7 +154,7 @@ async def _come_back(survey: Survey, request_id: object, before: Sequence[Event]
                 survey.call_seconds + _PATIENCE, lambda event: is_response(event.message, request_id)
             )
         events += [event for event in answer.events if event.id]
-        if answered or not (answer.ended or answer.status == 409):
+        if answered or not ((answer.streaming and answer.ended) or answer.status == 409):
             break
     if not answered:
         if not answer.streaming:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
 from collections import deque
@@ -23,8 +24,8 @@ QUEUED_REQUESTS = 8  # sent ahead; more wait in the kernel
 KEEP_ALIVE = 75.0  # s that an idle connection may stay
 HEAD_TIMEOUT = 30.0  # s for the rest of a head
 FLUSH_TIMEOUT = 30.0  # s for a peer to take the last bytes of a reply that breaks off
-HALF_CLOSED_CHECK = 1.0  # s between looks at a peer that has sent its FIN
-_TCP_CLOSE = 7  # the kernel's name for a connection that is no more
+LINGER = 5.0  # s for a peer to close after the last reply; what it still sends meanwhile is dropped
+PEER_CHECK = 0.2  # s between looks at a peer from which nothing is read
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -45,12 +46,12 @@ class Watcher(Protocol):
 class Body:
     """The body of a request as it comes: taken as a whole where it is there, else piece by piece."""
 
-    __slots__ = ("_connection", "_pieces", "_sink", "_waiter", "complete", "framing", "length", "size")
+    __slots__ = ("_connection", "_error", "_pieces", "_waiter", "complete", "framing", "length", "size")
 
     def __init__(self, connection: ClientConnection, framing: Framing, length: int) -> None:
         self._connection = connection
         self._pieces: list[bytes] = []
-        self._sink: Callable[[], None] | None = None
+        self._error: Exception | None = None  # the rest will never come
         self._waiter: asyncio.Future[None] | None = None
         self.framing = framing
         self.length = length  # as announced, where it is sized
@@ -79,17 +80,22 @@ class Body:
         self._wake()
 
     async def wait(self) -> None:
-        """Wait until there is more to take, or it is complete. Raises ConnectionError if the client has gone."""
+        """Wait until there is more to take, or it is complete.
+
+        Raises ConnectionError if the client has gone, BadRequestError if what it sent cannot be understood.
+        """
         if self.complete or self.size:
             return
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+        if self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._error is not None:
+            raise self._error
 
-    def break_off(self) -> None:
-        """The client has gone in the middle of it."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(ConnectionResetError("the client has gone"))
-            self._waiter = None
+    def break_off(self, error: Exception) -> None:
+        """The rest of it will never come."""
+        self._error = error
+        self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -136,16 +142,19 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._incoming: Request | None = None  # its head or body is being read
         self._in_head = False
-        self._head_size = 0
+        self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
+        self._upgrade: Request | None = None  # it asks for another protocol; a new parser reads on
         self._queue: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._peer_check: asyncio.TimerHandle | None = None
         self._reading = True
         self._last = False  # nothing is read after the request that came last
         self._refusal: BadRequestError | None = None  # what comes cannot be understood; told when its turn comes
         self.current: Request | None = None
         self.reply: Reply | None = None
         self.watcher: Watcher | None = None
+        self._until_lost: asyncio.Future[None] | None = None
         self.half_closed = False
         self.lost = False
         self.paused = False
@@ -160,21 +169,21 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse; then begin with the next request, if none is being worked on."""
-        if self._last:
-            return
-        self._head_size += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._take_upgrade(data[upgrade.args[0] :])
-        except BadRequestError as error:
-            self._refuse(error)
-        except httptools.HttpParserError as error:
-            cause = error.__context__
-            self._refuse(cause if isinstance(cause, BadRequestError) else _as_bad_request(error))
-        else:
-            if self._in_head and self._head_size > MAX_HEAD:
-                self._refuse(BadRequestError("The head of the request is too large", status=431))
+        self._overhead += len(data)
+        while data and not self._last:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self._pass_over_upgrade()
+                continue
+            except httptools.HttpParserError as error:
+                cause = error.__context__
+                self._refuse(cause if isinstance(cause, BadRequestError) else _as_bad_request(error))
+            else:
+                if self._incoming is not None and self._overhead > MAX_HEAD:
+                    self._refuse(BadRequestError("The head of the request is too large", status=431))
+            break
         self._next()
         self._steer_reading()
 
@@ -182,21 +191,28 @@ class ClientConnection(asyncio.Protocol):
         """The client will send no more; what it asked for is still answered."""
         self.half_closed = True
         if self._incoming is not None:  # half a request and gone: it can never be answered
-            return False
+            if self._incoming is self.current:
+                return False
+            self._forget_incoming()
         if self.current is None and not self._queue:
             return False
+        assert self._transport is not None
+        if self._transport.get_extra_info("ssl_object") is not None:
+            return False  # TLS knows no half-closed connection here
         self._last = True
-        self._loop.call_later(HALF_CLOSED_CHECK, self._check_half_closed)
+        self._watch_peer()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The client has gone."""
         self.lost = True
+        if self._until_lost is not None:
+            self._until_lost.set_result(None)
         self._connections.discard(self)
         self._set_timer(None)
         self._queue.clear()
-        if self._incoming is not None and hasattr(self._incoming, "body"):
-            self._incoming.body.break_off()
+        if self._incoming is not None and not self._in_head:
+            self._incoming.body.break_off(ConnectionResetError("the client has gone"))
         if self.reply is not None:
             self.reply.closed = True
         if self.watcher is not None:
@@ -220,7 +236,7 @@ class ClientConnection(asyncio.Protocol):
         """A request begins."""
         self._incoming = Request(self)
         self._in_head = True
-        self._head_size = 0  # what came with its beginning is counted when the head is complete
+        self._overhead = 0  # what came with its beginning is counted when the head is complete
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request target."""
@@ -241,35 +257,45 @@ class ClientConnection(asyncio.Protocol):
         """The head is there: the request can be worked on."""
         request = self._incoming
         assert request is not None
-        self._in_head = False
+        self._overhead = 0
+        if self._upgrade is not None:  # its head has been read; this one only says how its body is framed
+            self._incoming, self._upgrade = self._upgrade, None
+            self._in_head = False
+            return
         size = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.fields)
         if size > MAX_HEAD:
             raise BadRequestError("The head of the request is too large", status=431)
         request.method = self._parser.get_method()
-        request.http11 = self._parser.get_http_version() == "1.1"
+        version = self._parser.get_http_version()
+        request.http11 = version == "1.1"
         request.keep_alive = self._parser.should_keep_alive()
-        if b"transfer-encoding" in request.first:
-            request.body = Body(self, Framing.CHUNKED, 0)
-        elif (length := request.first.get(b"content-length")) is not None:
-            request.body = Body(self, Framing.SIZED, int(length))
-        else:
-            request.body = Body(self, Framing.NONE, 0)
+        request.body = self._body_of(request)
+        self._in_head = False
         if request.method == b"CONNECT":
             raise BadRequestError("CONNECT is not served here", status=501)
+        if not request.http11 and version != "1.0":
+            raise BadRequestError("The version of the request is not HTTP/1.1", status=505)
+        if request.is_repeated(b"host"):
+            raise BadRequestError("Host may be given only once")
+        if self._parser.should_upgrade():
+            self._upgrade = request
         self._queue.append(request)
-        if not request.keep_alive:
-            self._last = True
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
         assert self._incoming is not None
+        self._overhead = 0
         self._incoming.body.feed(data)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
-        if self._incoming is not None:
-            self._incoming.body.finish()
+        """The request is complete, unless the parser ends at its head because it asks for another protocol."""
+        request = self._incoming
+        if request is None or request is self._upgrade:
+            return
+        request.body.finish()
         self._incoming = None
+        if not request.keep_alive:
+            self._last = True
 
     # -- for those who work on a request
 
@@ -298,10 +324,8 @@ class ClientConnection(asyncio.Protocol):
             sock = self._transport.get_extra_info("socket")
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-            self._transport.abort()
-        else:
-            self._transport.close()
-            self._loop.call_later(FLUSH_TIMEOUT, self._transport.abort)
+        self._transport.close()
+        self._loop.call_later(FLUSH_TIMEOUT, self._transport.abort)
 
     def close_when_idle(self) -> None:
         """Serve no request beyond the one that is being worked on."""
@@ -310,6 +334,12 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.close()
         elif self.reply is not None:
             self.reply.keep_alive = False
+
+    def until_lost(self) -> asyncio.Future[None]:
+        """Done when this connection, which still stands, is no more: what was written has gone out, or never will."""
+        if self._until_lost is None:
+            self._until_lost = self._loop.create_future()
+        return self._until_lost
 
     # -- the loop of requests
 
@@ -325,8 +355,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._refusal is not None:
             self._tell_refusal(self._refusal)
         elif self._last:
-            if self._transport is not None:
-                self._transport.close()
+            self._close()
         else:
             self._set_timer(HEAD_TIMEOUT if self._in_head else KEEP_ALIVE)
 
@@ -338,7 +367,9 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the reply breaks off
             self._loop.call_exception_handler({"message": "a request could not be handled", "exception": error})
         finally:
-            self.watcher = None
+            watcher, self.watcher = self.watcher, None
+            if watcher is not None:  # given up in the middle
+                watcher.client_gone()
             if not reply.finished:
                 self.abort()
             elif not request.body.complete or not reply.keep_alive or self.half_closed:
@@ -350,44 +381,87 @@ class ClientConnection(asyncio.Protocol):
             self._next()
             self._steer_reading()
 
+    def _body_of(self, request: Request) -> Body:
+        """The body that the head announces. Raises BadRequestError where two servers could read it differently."""
+        coding = request.first.get(b"transfer-encoding")
+        if coding is not None:
+            if not request.http11:
+                raise BadRequestError("HTTP/1.0 has no Transfer-Encoding")
+            if coding.strip(b" \t").lower() != b"chunked" or request.is_repeated(b"transfer-encoding"):
+                raise BadRequestError("No transfer coding but chunked is served here", status=501)
+            return Body(self, Framing.CHUNKED, 0)
+        length = request.first.get(b"content-length")
+        return Body(self, Framing.NONE, 0) if length is None else Body(self, Framing.SIZED, int(length))
+
     def _steer_reading(self) -> None:
-        """Read only while there is room for what comes."""
+        """Read only while there is room for what comes. What comes after the last request is dropped."""
         incoming = self._incoming
-        full = len(self._queue) >= QUEUED_REQUESTS or (
-            incoming is not None and not self._in_head and incoming.body.size > MAX_HEAD
+        full = not self._last and (
+            len(self._queue) >= QUEUED_REQUESTS
+            or (incoming is not None and not self._in_head and incoming.body.size > MAX_HEAD)
         )
-        if self._transport is None or self.lost or self._reading is not full:
+        if self._transport is None or self.lost or self._reading is not full or self._transport.is_closing():
             return
         self._reading = not full
         if full:
             self._transport.pause_reading()
-        elif not self._transport.is_closing():
+            self._watch_peer()
+        else:
             self._transport.resume_reading()
 
-    def _take_upgrade(self, rest: bytes) -> None:
-        """A request that asks for another protocol is served as HTTP/1.1; one with a body would be ambiguous."""
-        request = self._queue[-1] if self._queue else None
-        if request is None or request.body.framing is not Framing.NONE or self._incoming is not None:
-            self._refuse(BadRequestError("An upgrade of a request with a body is not served here", status=501))
-            return
+    def _pass_over_upgrade(self) -> None:
+        """A request that asks for another protocol is served as HTTP/1.1: a new parser reads its body and goes on."""
+        request = self._upgrade
+        assert request is not None
         self._parser = httptools.HttpRequestParser(self)
-        if rest:
-            self.data_received(rest)
+        framing = request.body.framing
+        if framing is Framing.NONE:
+            self._upgrade = None
+            self.on_message_complete()
+        elif framing is Framing.CHUNKED:
+            self._parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        else:
+            self._parser.feed_data(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % request.body.length)
 
     def _refuse(self, error: BadRequestError) -> None:
+        """Read nothing more. The request that is being worked on answers for its own body (400)."""
         self._last = True
-        self._refusal = error
         if self._incoming is not None and self._incoming is self.current:
-            self._incoming.body.break_off()
-        elif self._incoming is not None and self._incoming in self._queue:
+            self._incoming.body.break_off(error)
+        else:
+            self._refusal = error
+            self._forget_incoming()
+        self._incoming = None
+
+    def _forget_incoming(self) -> None:
+        """A request whose rest will not come, and on which nobody has begun to work."""
+        if self._incoming in self._queue:
             self._queue.remove(self._incoming)
         self._incoming = None
 
     def _tell_refusal(self, error: BadRequestError) -> None:
         self._refusal = None
         self.write(error_reply(error.status, str(error)))
-        if self._transport is not None:
+        self._close()
+
+    def _close(self) -> None:
+        """Close after the last reply, once the client has: a reset for what it still sends could destroy the reply."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self.half_closed or not transport.can_write_eof():
+            transport.close()
+        elif self._timer is None:
+            transport.write_eof()
+            self._linger()
+
+    def _linger(self) -> None:
+        """A client that does not close is waited for no longer than `LINGER`, unless it is still reading."""
+        assert self._transport is not None
+        if self._timer is not None and not self._transport.get_write_buffer_size():
             self._transport.close()
+        else:
+            self._timer = self._loop.call_later(LINGER, self._linger)
 
     def _set_timer(self, seconds: float | None) -> None:
         if self._timer is not None:
@@ -400,19 +474,28 @@ class ClientConnection(asyncio.Protocol):
         if self.current is None and self._transport is not None:
             self._transport.close()
 
-    def _check_half_closed(self) -> None:
-        """The kernel knows when a peer that sent its FIN is no more; nobody reads this connection any longer."""
-        if self.lost or self._transport is None:
+    def _watch_peer(self) -> None:
+        """Nothing is read: only the kernel can tell then that the peer is no more."""
+        if self._peer_check is not None or self._transport is None:
             return
         sock = self._transport.get_extra_info("socket")
-        with contextlib.suppress(OSError, AttributeError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
-                self.abort()
-                return
-        self._loop.call_later(HALF_CLOSED_CHECK, self._check_half_closed)
+        if sock.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        self._peer_check = self._loop.call_later(PEER_CHECK, self._check_peer)
+
+    def _check_peer(self) -> None:
+        self._peer_check = None
+        if self.lost or self._transport is None or (self._reading and not self.half_closed):
+            return
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), 0)
+        if poll.poll(0):  # reset, or closed both ways
+            self.abort()
+        else:
+            self._peer_check = self._loop.call_later(PEER_CHECK, self._check_peer)
 
 
 class Reply:
@@ -518,7 +601,7 @@ def error_body(message: str) -> bytes:
 
 REASONS = {
     400: b"Bad Request", 404: b"Not Found", 431: b"Request Header Fields Too Large", 501: b"Not Implemented",
-    502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
+    502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
 }  # fmt: skip
 
 

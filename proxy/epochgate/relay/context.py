@@ -65,7 +65,8 @@ class Context:
     authority: bytes  # what `Host` says at the upstream otherwise
     prefix: bytes  # of the upstream's paths
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    draining: bool = False
+    draining: bool = False  # told to end: not ready
+    retry_after: int | None = None  # s: the time for new requests is over, they are told to come back then
     streams: set[EventStream] = field(default_factory=set)  # event streams that flow to a client, guarded or not
 
     def fence(self, policy: Policy, session: Session, reason: Reason) -> None:

@@ -149,6 +149,11 @@ class Exchange:
 
     async def _work(self) -> None:
         request = self.request
+        if self.context.retry_after is not None:
+            self.reply.keep_alive = False
+            retry_after = (b"Retry-After", b"%d" % self.context.retry_after)
+            await self._answer(503, error_body("The proxy is about to end; try again"), [retry_after])
+            return
         options = connection_options(request.fields) if b"connection" in request.first else frozenset()
         check_connection_options(options)
         fields = end_to_end(request.fields, options)
@@ -166,7 +171,11 @@ class Exchange:
             await self._forward(fields, self._choose_unnamed if is_post else self._pass)
             return
         now = time.time()
-        session = self.context.ledger.get(session_id, now) or await self.context.ledger.find(session_id, now)
+        cursor = request.get(LAST_EVENT_ID) if request.method == b"GET" else None
+        ledger = self.context.ledger
+        session = None if cursor else ledger.get(session_id, now)
+        if session is None:
+            session = await ledger.find(session_id, now, cursor)
         self._session = session
         if enforced and is_post and (session is None or session.fence is not None):
             await self._read_ahead()
@@ -177,7 +186,6 @@ class Exchange:
                 return
         if session is not None:
             session.touch(now, policy.session_ttl)
-        cursor = request.get(LAST_EVENT_ID) if request.method == b"GET" else None
         if enforced and session is not None and session.fence is not None:
             await self._refuse_fenced(policy, session, cursor)
         elif cursor:

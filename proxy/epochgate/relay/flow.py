@@ -124,7 +124,7 @@ class Flow:
         if judge is None or not self._enforced or judge.verdict is not None:
             self._open_head()
         else:
-            self._timer = context.loop.call_later(policy.first_event_timeout, self._open_head)
+            self._set_timer(policy.first_event_timeout, self._release_silent)
         if judge is None and self._watch.head():
             context.live_change(policy, session)
 
@@ -244,7 +244,7 @@ class Flow:
         self.closed = True
         self._set_timer(None)
         self.context.holds.remove(self)
-        self._stop_reading()
+        self._give_up()
         downstream, self.downstream = self.downstream, None
         if downstream is not None:
             if not downstream.reply.finished and downstream.reply.started:
@@ -258,7 +258,7 @@ class Flow:
         downstream = self.downstream
         if downstream is not None and downstream.reply.started and (self._checked or self._framer.clean):
             self._clean = True
-            self._stop_reading()
+            self._give_up()
             self._end_downstream(downstream)
 
     def pass_empty(self, reply: Reply) -> None:
@@ -374,7 +374,7 @@ class Flow:
             self.close()
         if not delivered and self.stream.finished:
             self._clean = True  # every response is here: the upstream has done its part (H2)
-            self._stop_reading()
+            self._give_up()
 
     # -- ends
 
@@ -410,7 +410,7 @@ class Flow:
         assert judge.verdict is not None
         reason = judge.verdict.reason
         self._set_timer(None)
-        self._stop_reading()
+        self._give_up()
         self.context.holds.remove(self)
         self.closed = True
         downstream, self.downstream = self.downstream, None
@@ -443,7 +443,11 @@ class Flow:
         for data in self.pending:
             downstream.reply.write(data)
         self.pending.clear()
-        downstream.reply.flush()
+
+    def _release_silent(self) -> None:
+        """No message for `first_event_timeout`: the head goes out, and checking goes on (R10)."""
+        self._open_head()
+        self.received_all()
 
     def _may_be_held(self) -> bool:
         return self.session.fence is None and not self.context.draining
@@ -469,11 +473,16 @@ class Flow:
         if seconds is not None and action is not None:
             self._timer = self.context.loop.call_later(seconds, action)
 
+    def _give_up(self) -> None:
+        """Read no more from an upstream that would go on."""
+        if not self.ended:
+            self.connection.abort()
+            self._stop_reading()
+
     def _stop_reading(self) -> None:
         if self.ended:
             return
         self.ended = True
-        self.connection.abort()
         self.context.streams.discard(self)
         self.session.open_flows -= 1
         self.context.telemetry.open_streams -= 1

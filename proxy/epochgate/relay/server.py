@@ -11,6 +11,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from epochgate import __version__
 from epochgate.admin.server import AdminServer
@@ -18,14 +19,18 @@ from epochgate.errors import ConfigurationError
 from epochgate.guard.fingerprint import Fingerprints
 from epochgate.guard.record import Limits
 from epochgate.ledger.base import Ledger
+from epochgate.ledger.kept import KeptLedger
 from epochgate.ledger.memory import MemoryLedger, Records
+from epochgate.ledger.sqlite import SqliteStore
 from epochgate.relay.client import ClientConnection, Request
 from epochgate.relay.context import Context, Policies
 from epochgate.relay.drain import drain
 from epochgate.relay.exchange import Exchange
 from epochgate.relay.hold import Holds
 from epochgate.relay.logs import set_up_logs
+from epochgate.relay.reload import Reload
 from epochgate.relay.telemetry import Telemetry, log
+from epochgate.relay.tls import client_context, server_context
 from epochgate.relay.upstream import Upstream
 from epochgate.settings import Settings, pending_keys
 from epochgate.values import Address
@@ -33,52 +38,62 @@ from epochgate.values import Address
 BACKLOG = 4096
 
 
-def serve(settings: Settings, load: Callable[[], Settings]) -> int:
-    """Serve until SIGTERM or SIGINT; the exit status. `load` reads the same sources again for a reload.
+def serve(settings: Settings, load: Callable[[], Settings], config: Path | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status.
 
-    Raises ConfigurationError where it cannot listen.
+    `load` reads the same sources again for a reload; `config` is the file among them, which is watched.
+    Raises ConfigurationError where it cannot listen, or a file that the configuration names cannot be used.
     """
     set_up_logs(settings.log)
+    proxy = Proxy(settings, load, config)
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415  # an extra
 
-        return uvloop.run(Proxy(settings, load).run())
-    return asyncio.run(Proxy(settings, load).run())
+        return uvloop.run(proxy.run())
+    return asyncio.run(proxy.run())
 
 
 class Proxy:
     """One process that serves."""
 
-    def __init__(self, settings: Settings, load: Callable[[], Settings]) -> None:
+    def __init__(self, settings: Settings, load: Callable[[], Settings], config: Path | None) -> None:
         self._settings = settings
         self._load = load
+        self._config = config
         self._connections: set[ClientConnection] = set()
         self._stop: asyncio.Event
         self._context: Context
+        self._grace = True
         self._signals = 0
 
     async def run(self) -> int:
         """Listen, serve, drain; the exit status."""
         settings = self._settings
+        listener_tls = server_context(settings.tls)
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         ledger = build_ledger(settings)
         await ledger.start()
         context = self._context = build_context(settings, ledger)
-        admin = AdminServer(context)
+        reload = Reload(context, settings, self._load, config=self._config, listener_tls=listener_tls)
+        admin = AdminServer(context, reload, self._begin_drain)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._take_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
+            loop.add_signal_handler(signum, self._take_signal, signum)
+        loop.add_signal_handler(signal.SIGHUP, reload.apply, "signal")
+        watch = loop.create_task(reload.watch())
         try:
-            server = await listen(settings.listen, lambda: ClientConnection(self._handle, self._connections), "listen")
+            server = await listen(settings.listen, self._connect, "listen", listener_tls)
             try:
                 await admin.start(settings.admin.listen)
             except OSError as error:
                 raise _cannot_listen("admin.listen", settings.admin.listen, error) from None
             self._announce()
             await self._stop.wait()
-            await drain(context, server, self._connections, settings.drain)
+            grace, window = reload.settings.drain.grace, reload.settings.drain.window
+            await drain(context, server, self._connections, grace=grace if self._grace else 0.0, window=window)
         finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
             await admin.close()
             context.upstream.close()
             await ledger.close()
@@ -86,6 +101,9 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     os.unlink(settings.listen.path)  # noqa: PTH108
         return 0
+
+    def _connect(self) -> ClientConnection:
+        return ClientConnection(self._handle, self._connections)
 
     async def _handle(self, request: Request) -> None:
         await Exchange(self._context, request).run()
@@ -100,28 +118,17 @@ class Proxy:
         for line in pending_keys(settings):
             log.warning("key.pending", message=line)
 
-    def _take_signal(self) -> None:
+    def _begin_drain(self) -> None:
+        self._context.draining = True
+        self._stop.set()
+
+    def _take_signal(self, signum: int) -> None:
         self._signals += 1
         if self._signals > 1:
             sys.stderr.flush()
             os._exit(1)  # told twice: at once
-        self._context.draining = True
-        self._stop.set()
-
-    def _reload(self) -> None:
-        """Read the configuration again; the old one stays where the new one cannot be used."""
-        try:
-            settings = self._load()
-        except ConfigurationError as error:
-            log.error("reload.failed", message=str(error))
-            return
-        fixed = [
-            key
-            for key in ("listen", "workers", "upstream", "admin", "store", "limits", "log")
-            if getattr(settings, key) != getattr(self._settings, key)
-        ]
-        self._context.policies = Policies(settings.compiled())
-        log.info("reload.done", policies=len(settings.policies), needs_restart=fixed)
+        self._grace = signum != signal.SIGINT  # who pressed Ctrl-C waits for no balancer
+        self._begin_drain()
 
 
 def build_ledger(settings: Settings) -> Ledger:
@@ -133,7 +140,10 @@ def build_ledger(settings: Settings) -> Ledger:
         session_idle=limits.session_idle,
         fence=limits.fence,
     )
-    return MemoryLedger(records)
+    store = settings.store.url
+    if store.scheme == "memory":
+        return MemoryLedger(records)
+    return KeptLedger(records, SqliteStore(store.path, sessions=limits.sessions))
 
 
 def build_context(settings: Settings, ledger: Ledger) -> Context:
@@ -147,7 +157,8 @@ def build_context(settings: Settings, ledger: Ledger) -> Context:
             url.port,
             connect_timeout=settings.upstream.connect_timeout,
             idle_timeout=settings.upstream.idle_timeout,
-            tls=None if url.scheme == "http" else _client_tls(),
+            path=url.path,
+            tls=None if url.scheme == "http" else client_context(settings.upstream.tls),
         ),
         ledger=ledger,
         fingerprints=fingerprints,
@@ -159,14 +170,16 @@ def build_context(settings: Settings, ledger: Ledger) -> Context:
     )
 
 
-async def listen(address: Address, protocol: Callable[[], asyncio.Protocol], key: str) -> asyncio.Server:
+async def listen(
+    address: Address, protocol: Callable[[], asyncio.Protocol], key: str, tls: ssl.SSLContext | None = None
+) -> asyncio.Server:
     """Listen at `address`. Raises ConfigurationError that names the key where that cannot be."""
     loop = asyncio.get_running_loop()
     try:
         if address.path is not None:
             _remove_stale_socket(address.path)
-            return await loop.create_unix_server(protocol, address.path, backlog=BACKLOG)
-        return await loop.create_server(protocol, address.host or None, address.port, backlog=BACKLOG)
+            return await loop.create_unix_server(protocol, address.path, backlog=BACKLOG, ssl=tls)
+        return await loop.create_server(protocol, address.host or None, address.port, backlog=BACKLOG, ssl=tls)
     except OSError as error:
         raise _cannot_listen(key, address, error) from None
 
@@ -190,7 +203,3 @@ def _remove_stale_socket(path: str) -> None:
             os.unlink(path)  # noqa: PTH108
         except OSError:
             pass
-
-
-def _client_tls() -> ssl.SSLContext:
-    return ssl.create_default_context()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -15,6 +16,10 @@ from epochgate.guard.fingerprint import Fingerprints
 from epochgate.guard.verdict import Verdict
 
 LAST_VERDICTS = 500
+HISTORY = 120  # spans of time for which verdicts are counted apart
+HISTORY_SPAN = 60  # s
+# The label of a metric must not be the client's to choose: any other method is `other`.
+METHODS = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")}
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -36,6 +41,24 @@ class Decided:
     came: str
 
 
+class History:
+    """Verdicts counted by time: of the last `HISTORY` spans, those that had any. The keys are proofs and kinds."""
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[int, Counter[str]]] = deque(maxlen=HISTORY)
+
+    def add(self, at: float, key: str) -> None:
+        """Count one. `at` in s since 1970."""
+        began = int(at // HISTORY_SPAN) * HISTORY_SPAN
+        if not self._spans or self._spans[-1][0] < began:
+            self._spans.append((began, Counter()))
+        self._spans[-1][1][key] += 1
+
+    def __iter__(self) -> Iterator[tuple[int, Counter[str]]]:
+        """The beginning of each span (s since 1970) and its counts, the oldest first."""
+        return iter(self._spans)
+
+
 class Telemetry:
     """Counts, remembers and logs."""
 
@@ -51,6 +74,7 @@ class Telemetry:
         self.events = 0  # events of guarded streams
         self.open_streams = 0
         self.decided: deque[Decided] = deque(maxlen=LAST_VERDICTS)
+        self.history = History()
 
     def verdict(
         self, policy: str, verdict: Verdict, *, session: bytes, cursor: bytes, enforced: bool, pending: int
@@ -71,6 +95,7 @@ class Telemetry:
         )
         self.resumes[policy, decided.verdict, decided.reason, str(enforced).lower()] += 1
         self.decided.append(decided)
+        self.history.add(decided.at, decided.proof or decided.verdict)
         log.info(
             "resume.decided",
             session=decided.session,
@@ -103,7 +128,7 @@ class Telemetry:
 
     def request(self, policy: str, method: bytes, status: int, session: bytes | None, seconds: float) -> None:
         """A request is done. `status` 0: the client left before it was answered."""
-        name = method.decode("latin-1")
+        name = METHODS.get(method, "other")
         self.requests[policy, name, status] += 1
         log.info(
             "request.done",

@@ -335,15 +335,18 @@ class Upstream:
         *,
         connect_timeout: float,
         idle_timeout: float,
+        path: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`path` is that of a Unix socket, which then takes the place of host and port."""
         self.host = host
         self.port = port
         self.connect_timeout = connect_timeout
         self.idle_timeout = idle_timeout
         self.outage_at = float("-inf")  # when it last refused or reset a new connection: a boundary signal
         self.connections: set[UpstreamConnection] = set()
-        self._tls = tls
+        self.tls = tls  # of connections to come
+        self._path = path
         self._address = _literal_address(host, port)
         self._idle: list[UpstreamConnection] = []
 
@@ -362,17 +365,20 @@ class Upstream:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.connect_timeout):
+                if self._path is not None:
+                    _, connection = await loop.create_unix_connection(lambda: UpstreamConnection(self), self._path)
+                    return connection
                 sock = await self._open_socket(loop)
                 _, connection = await loop.create_connection(
                     lambda: UpstreamConnection(self),
                     sock=sock,
-                    ssl=self._tls,
-                    server_hostname=self.host if self._tls is not None else None,
+                    ssl=self.tls,
+                    server_hostname=self.host if self.tls is not None else None,
                 )
         except TimeoutError:
             self.outage_at = time.time()
             raise UpstreamTimeoutError("No connection to the upstream within upstream.connect_timeout") from None
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:
             self.outage_at = time.time()
             raise UpstreamRefusedError(f"No connection to the upstream: {_describe(error)}") from None
         return connection

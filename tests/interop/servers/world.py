@@ -101,6 +101,7 @@ class World:
                 job.done += 1
                 await report(job.done, f"{label}#{job.done} for {self.owners.get(session_id, 'nobody')}", meta)
                 if job.done == arguments.get("close_at"):
+                    await asyncio.sleep(0.05)  # the event is on its way
                     await close()
         except asyncio.CancelledError:
             job.cancelled += 1

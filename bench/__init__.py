@@ -1,1 +1,0 @@
-"""The benchmark: `python -m bench --help`. What is measured, and how, stands in docs/performance.md."""

@@ -1,0 +1,103 @@
+"""Run the benchmark: rounds in rotated order, each round every contender once, figures to a JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+from bench import machine, suite
+from bench.contenders import CONTENDERS, PEERS, Contender, Running, earlier, started, upstream
+from bench.measures import Measure, WrongError
+from bench.report import write_report
+
+FOREIGN = 0.10  # of one CPU: a run with more work of others is repeated
+TRIES = 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="names of measures, with commas; a prefix counts")
+    parser.add_argument("--contenders", default="", help="names, with commas; all that are installed otherwise")
+    parser.add_argument("--before", type=pathlib.Path, help="source root of another version of epochgate")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the work in each run")
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path(".bench/results.json"))
+    parser.add_argument("--report", type=pathlib.Path, help="folder for performance.md and its plots")
+    options = parser.parse_args()
+    measures = [
+        measure
+        for measure in suite.measures(options.scale)
+        if not options.only or any(measure.name.startswith(name) for name in options.only.split(","))
+    ]
+    wanted = options.contenders.split(",") if options.contenders else []
+    chosen: list[Contender | None] = [None] if not wanted or "direct" in wanted else []
+    others = [earlier(options.before)] if options.before else []
+    for contender in (*CONTENDERS, *others, *PEERS):
+        if wanted and contender.name not in wanted:
+            continue
+        if missing := contender.missing():
+            print(f"skipped: {contender.name}: {missing}")
+        else:
+            chosen.append(contender)
+    results = {"machine": machine.describe(), "versions": suite.versions(chosen), "rounds": options.rounds, "runs": []}
+    for number in range(options.rounds):
+        turn = number % len(chosen)
+        play_round(number, chosen[turn:] + chosen[:turn], measures, results["runs"])
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(results, indent=1))
+    print(f"\n{options.output}: {len(results['runs'])} runs")
+    summarize(results["runs"], measures)
+    if options.report:
+        write_report(results, options.report)
+    return 0
+
+
+def play_round(number: int, chosen: list[Contender | None], measures: list[Measure], runs: list[dict]) -> None:
+    for measure in measures:
+        for contender in chosen:
+            name = contender.name if contender else "direct"
+            if not suite.takes_part(measure, name):
+                continue
+            figures: dict[str, float] = {}
+            for _ in range(TRIES):
+                try:
+                    with upstream() as server, started(contender, server.port) as running:
+                        again = run(measure, running, server)
+                except (WrongError, RuntimeError, OSError, ValueError) as error:
+                    print(f"round {number + 1} {measure.name} {name}: {error}", file=sys.stderr)
+                    break
+                if not figures or again["foreign"] < figures["foreign"]:
+                    figures = again
+                if figures["foreign"] <= FOREIGN:
+                    break
+            if figures:
+                runs.append({"round": number, "measure": measure.name, "contender": name, "figures": figures})
+                shown = " ".join(f"{key}={value:.4g}" for key, value in figures.items())
+                print(f"round {number + 1} {measure.name:18} {name:18} {shown}", flush=True)
+
+
+def run(measure: Measure, running: Running, server: Running) -> dict[str, float]:
+    while machine.time_wait_sockets() > 20000:  # they would make every connect dear
+        time.sleep(1)
+    return measure.run(running, server)
+
+
+def summarize(runs: list[dict], measures: list[Measure]) -> None:
+    for measure in measures:
+        print(f"\n{measure.title} ({measure.unit})")
+        for name in dict.fromkeys(run["contender"] for run in runs):
+            values = [
+                run["figures"][measure.figure]
+                for run in runs
+                if run["contender"] == name and run["measure"] == measure.name
+            ]
+            if values:
+                print(f"  {name:18} {statistics.median(values):8.2f}  ({min(values):.2f} to {max(values):.2f})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

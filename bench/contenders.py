@@ -1,0 +1,275 @@
+"""Who is measured: how each is found, configured and started. Each listens on one port and relays to one other."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from bench import machine
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent
+ENVIRONMENTS = ROOT / ".bench"
+
+_NGINX = """
+daemon off; master_process off; pid {folder}/nginx.pid; error_log stderr crit; worker_rlimit_nofile 20000;
+events {{ worker_connections 19900; }}
+http {{
+  access_log off; client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
+  uwsgi_temp_path {folder}; scgi_temp_path {folder}; keepalive_requests 100000000;
+  upstream server {{ server 127.0.0.1:{upstream}; keepalive 256; keepalive_requests 100000000; }}
+  server {{
+    listen 127.0.0.1:{port} backlog=4096;
+    location / {{
+      proxy_pass http://server; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_buffering off; proxy_request_buffering off; proxy_read_timeout 1h;
+    }}
+  }}
+}}
+"""
+_HAPROXY = """
+global
+  nbthread 1
+  maxconn 9900
+defaults
+  mode http
+  option http-no-delay
+  timeout connect 5s
+  timeout client 1h
+  timeout server 1h
+  http-reuse always
+frontend clients
+  bind 127.0.0.1:{port}
+  default_backend server
+backend server
+  server one 127.0.0.1:{upstream}
+"""
+_ENVOY = """
+static_resources:
+  listeners:
+    - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.http_connection_manager
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: bench
+                stream_idle_timeout: 0s
+                route_config:
+                  virtual_hosts:
+                    - {{name: all, domains: ["*"], routes: [{{match: {{prefix: "/"}}, route: {{cluster: server, timeout: 0s}}}}]}}
+                http_filters:
+                  - name: envoy.filters.http.router
+                    typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+  clusters:
+    - name: server
+      connect_timeout: 5s
+      circuit_breakers: {{thresholds: [{{max_connections: 100000, max_pending_requests: 100000, max_requests: 100000}}]}}
+      load_assignment:
+        cluster_name: server
+        endpoints:
+          - lb_endpoints: [{{endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {upstream}}}}}}}}}]
+"""
+_EPOCHGATE = """
+version: 1
+listen: 127.0.0.1:{port}
+upstream: {{url: "http://127.0.0.1:{upstream}"}}
+admin: {{listen: 127.0.0.1:{admin}}}
+drain: {{grace: 0s, window: 0s}}
+log: {{level: warning}}
+policies:
+  - {{name: epoch, match: {{path: /resume/epoch}}, mode: {mode}, resume: {{accept: [epoch]}}}}
+  - {{name: overlap, match: {{path: /resume/overlap}}, mode: {mode}, resume: {{accept: [overlap]}}}}
+  - {{name: mcp, mode: {mode}}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """`command` makes the argument vector from the folder for its files, its port and the upstream's.
+
+    `missing` says why it cannot run here ("" if it can), `version` is the command that tells its version.
+    """
+
+    name: str
+    missing: Callable[[], str]
+    command: Callable[[pathlib.Path, int, int], list[str]]
+    version: list[str]
+    source: str = ""  # the source root of another version of epochgate
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _write(folder: pathlib.Path, name: str, template: str, **values: object) -> str:
+    path = folder / name
+    path.write_text(template.format(folder=folder, **values))
+    return str(path)
+
+
+def _program(*places: str) -> str:
+    return next((found for place in places if (found := shutil.which(place))), "")
+
+
+def _needs(what: str, *places: str) -> Callable[[], str]:
+    return lambda: "" if _program(*places) else f"{what} is not installed"
+
+
+_PEERS = ENVIRONMENTS / "peers" / "bin"
+NGINX, HAPROXY = "/usr/sbin/nginx", "/usr/sbin/haproxy"
+ENVOY = str(_PEERS / "envoy")
+GATE = str(pathlib.Path(sys.executable).with_name("epochgate"))
+MITMPROXY = str(ENVIRONMENTS / "mitmproxy" / "bin" / "mitmdump")
+
+
+def _nginx(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
+    return [NGINX, "-p", str(folder), "-c", _write(folder, "nginx.conf", _NGINX, port=port, upstream=upstream)]
+
+
+def _haproxy(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
+    return [HAPROXY, "-db", "-q", "-f", _write(folder, "haproxy.cfg", _HAPROXY, port=port, upstream=upstream)]
+
+
+def _envoy(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
+    path = _write(folder, "envoy.yaml", _ENVOY, port=port, upstream=upstream)
+    return [ENVOY, "-c", path, "--concurrency", "1", "--log-level", "off", "--disable-hot-restart"]
+
+
+def _gate(mode: str, *interpreter: str) -> Callable[[pathlib.Path, int, int], list[str]]:
+    def command(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
+        path = _write(folder, "epochgate.yaml", _EPOCHGATE, port=port, upstream=upstream, admin=free_port(), mode=mode)
+        return [*(interpreter or (GATE,)), "serve", "--config", path]
+
+    return command
+
+
+def _aiohttp(*loop: str) -> Callable[[pathlib.Path, int, int], list[str]]:
+    return lambda _, port, upstream: [sys.executable, str(HERE / "baseline_aiohttp.py"), str(port), str(upstream), *loop]
+
+
+_WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from epochgate.cli import main; sys.exit(main())"
+_ALWAYS = _needs("Python", sys.executable)
+
+CONTENDERS = (
+    Contender("nginx", _needs("nginx", NGINX), _nginx, [NGINX, "-v"]),
+    Contender("haproxy", _needs("HAProxy", HAPROXY), _haproxy, [HAPROXY, "-v"]),
+    Contender("envoy", _needs("Envoy", ENVOY), _envoy, [ENVOY, "--version"]),
+    Contender("aiohttp", _ALWAYS, _aiohttp(), [sys.executable, "-c", "import aiohttp; print(aiohttp.__version__)"]),
+    Contender(
+        "aiohttp-uvloop", _ALWAYS, _aiohttp("uvloop"), [sys.executable, "-c", "import uvloop; print(uvloop.__version__)"]
+    ),
+    Contender("epochgate", _needs("epochgate", GATE), _gate("enforce"), [GATE, "version"]),
+    Contender("epochgate-bypass", _needs("epochgate", GATE), _gate("bypass"), [GATE, "version"]),
+    Contender(
+        "epochgate-asyncio",
+        _needs("epochgate", GATE),
+        _gate("enforce", sys.executable, "-c", _WITHOUT_UVLOOP),
+        [GATE, "version"],
+    ),
+)
+PEERS = (
+    Contender(
+        "mitmproxy",
+        _needs("mitmproxy", MITMPROXY),
+        lambda folder, port, upstream: [
+            *(MITMPROXY, "--mode", f"reverse:http://127.0.0.1:{upstream}", "--listen-host", "127.0.0.1"),
+            *("-p", str(port), "-q", "--set", "stream_large_bodies=1", "--set", f"confdir={folder}"),
+        ],
+        [MITMPROXY, "--version"],
+    ),
+    Contender(
+        "uvicorn-httpx",
+        _needs("uvicorn", str(_PEERS / "uvicorn")),
+        lambda _, port, upstream: [str(_PEERS / "python"), str(HERE / "relay_httpx.py"), str(port), str(upstream)],
+        [str(_PEERS / "uvicorn"), "--version"],
+    ),
+)
+
+
+def earlier(source: pathlib.Path) -> Contender:
+    """Another version of epochgate, to compare a change with what was before."""
+    return Contender("epochgate-before", _ALWAYS, _gate("enforce"), [GATE, "version"], str(source.resolve()))
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A contender that accepts connections. `pid` is None for the direct way."""
+
+    name: str
+    port: int
+    pid: int | None
+    start_seconds: float
+
+
+@contextmanager
+def started(contender: Contender | None, upstream: int) -> Iterator[Running]:
+    """Run it for as long as the context lasts; None stands for no proxy at all."""
+    if contender is None:
+        yield Running("direct", upstream, None, 0.0)
+        return
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = pathlib.Path(name)
+        port = free_port()
+        with (folder / "output").open("wb") as output:
+            began = time.perf_counter()
+            process = subprocess.Popen(
+                machine.pinned(machine.PROXY_CPU, contender.command(folder, port, upstream)),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=os.environ | ({"PYTHONPATH": contender.source} if contender.source else {}),
+            )
+        try:
+            wait_for(port, process, folder / "output")
+            yield Running(contender.name, port, process.pid, time.perf_counter() - began)
+        finally:
+            stop(process)
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], output: pathlib.Path | None = None) -> None:
+    """Wait until the process accepts connections. Raises RuntimeError with what it said if it does not."""
+    deadline = time.perf_counter() + 30
+    while time.perf_counter() < deadline and process.poll() is None:
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.005)
+    said = output.read_text(errors="replace")[-2000:] if output else ""
+    raise RuntimeError(f"{process.args!r} does not accept connections\n{said}")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process that this one started."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def upstream() -> Iterator[Running]:
+    """The upstream of the benchmark."""
+    port = free_port()
+    command = machine.pinned(machine.LOAD_CPU, [sys.executable, "-m", "bench.upstream", str(port)])
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        wait_for(port, process)
+        yield Running("upstream", port, process.pid, 0.0)
+    finally:
+        stop(process)

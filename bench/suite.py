@@ -1,0 +1,79 @@
+"""The suite: every measure with its size, and who takes part in it."""
+
+from __future__ import annotations
+
+import subprocess
+
+from bench.contenders import Contender
+from bench.measures import (
+    Measure,
+    measure_big,
+    measure_events,
+    measure_latency,
+    measure_posts,
+    measure_quiet,
+    measure_resume,
+    measure_start,
+)
+
+SIZES = {"100b": (100, 60_000), "1k": (1024, 30_000), "16k": (16384, 2_500)}
+
+
+def measures(scale: float = 1.0) -> list[Measure]:
+    """All measures, the work in each run times `scale`."""
+    seconds = max(1, round(3 * scale))
+    paced = max(50, int(400 * scale))
+
+    def of(count: int) -> int:
+        return max(1, int(count * scale))
+
+    found = [
+        Measure(f"json-{n}", f"JSON POST, {n} connections", "us", "us CPU per request", measure_posts("json", n, seconds))
+        for n in (1, 16, 64)
+    ]
+    found += [
+        Measure(f"call-{n}", f"POST answered by a one-event stream, {n} connections", "us", "us CPU per request", measure_posts("call", n, seconds))
+        for n in (1, 16, 64)
+    ]
+    found += [
+        Measure("paced-epoch", "100 streams x 100 events/s of 1 KB, epoch token in each", "us", "us CPU per event", measure_events("/paced?size=1024&rate=100&epoch=1", 100, paced)),
+        Measure("paced-plain", "100 streams x 100 events/s of 1 KB, no epoch token", "us", "us CPU per event", measure_events("/paced?size=1024&rate=100&epoch=0", 100, paced, init="/init-plain")),
+    ]
+    for name, (size, count) in SIZES.items():
+        for batch, how in ((0, "one per chunk"), (1, "batched")):
+            target = f"/flood?size={size}&epoch=1&batch={batch}"
+            found.append(
+                Measure(f"flood-{name}-{'batch' if batch else 'each'}", f"saturated, events of {size} B, {how}", "us", "us CPU per event", measure_events(target, 4, of(count)))
+            )
+    found += [
+        Measure("big-4m", "one event of 4 MB", "us", "us CPU per event", measure_big(4 << 20)),
+        Measure("big-16m", "one event of 16 MB", "us", "us CPU per event", measure_big(16 << 20)),
+        Measure("latency-json", "added latency of one unloaded JSON POST, median", "ms", "ms", measure_latency(b"/json", of(2000))),
+        Measure("latency-call", "added latency of one unloaded one-event stream, median", "ms", "ms", measure_latency(b"/call", of(2000))),
+        Measure("resume-epoch", "resume proven by the epoch token", "ms", "ms to the next event", measure_resume("epoch", of(50))),
+        Measure("resume-overlap", "resume proven by overlap", "ms", "ms to the next event", measure_resume("overlap", of(50))),
+        Measure("resume-held", "resume of a held stream", "ms", "ms to the next event", measure_resume("held", of(50))),
+        Measure("quiet-2000", "2,000 open quiet streams", "kb", "KB each", measure_quiet(2000)),
+        Measure("quiet-9500", "9,500 open quiet streams", "kb", "KB each", measure_quiet(9500)),
+        Measure("start", "start-up", "ms", "ms until it accepts connections", measure_start),
+    ]  # fmt: skip
+    return found
+
+
+def takes_part(measure: Measure, contender: str) -> bool:
+    """Whether this measure says anything of this contender."""
+    if measure.name.startswith(("latency", "start")):
+        return contender != "direct"
+    if measure.name.startswith("quiet-9500"):
+        return contender not in ("mitmproxy", "uvicorn-httpx", "aiohttp-uvloop", "epochgate-asyncio")
+    return True
+
+
+def versions(chosen: list[Contender | None]) -> dict[str, str]:
+    """What each contender says about its version."""
+    told = {}
+    for contender in chosen:
+        if contender is not None:
+            done = subprocess.run(contender.version, capture_output=True, text=True, check=False)
+            told[contender.name] = (done.stdout or done.stderr).strip().partition("\n")[0]
+    return told

@@ -1,0 +1,320 @@
+"""A ledger that works in memory and keeps its records in a store as well, behind the traffic and never in its way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+
+import structlog
+
+from epochgate.errors import ConfigurationError, StoreError
+from epochgate.guard.record import Session
+from epochgate.ledger.base import Store, Written
+from epochgate.ledger.memory import Records
+from epochgate.ledger.mirror import Mirror
+from epochgate.ledger.state import Change, Kept, restore
+
+GATHER = 0.05  # s that a change waits for others, so that they are written together
+BATCH = 256  # sessions written at once
+OPEN_WITHIN = 5.0  # s that the start waits for the store
+READ_WITHIN = 0.25  # s that a request waits for the store
+WRITE_WITHIN = 10.0  # s
+FLUSH_WITHIN = 5.0  # s that the end waits for the store
+RETRY_AFTER = (0.1, 0.25, 0.5, 1.0, 2.0)  # s, the last one again and again
+TIDY_EVERY = 60.0  # s
+
+Trouble = StoreError | ConfigurationError | TimeoutError
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class KeptLedger:
+    """See `Ledger`. What is in memory is what counts here; a store that is away costs nothing but what it does not keep."""
+
+    def __init__(self, records: Records, store: Store) -> None:
+        self.key = secrets.token_bytes(32)
+        self.on_key: Callable[[bytes], None] | None = None  # is told where the kept key becomes known after the start
+        self.failures = 0  # of the store, for the metrics
+        self.problem: str | None = None
+        self.records = records
+        self._store = store
+        self._opened = False
+        self._queue: dict[Mirror, None] = {}
+        self._removed: dict[bytes, None] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._reads: dict[bytes, asyncio.Task[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        records.evicted = self._evicted
+
+    # -- what the relay asks for
+
+    def get(self, session_id: bytes, now: float) -> Session | None:
+        """See `Ledger`."""
+        return self.records.get(session_id, now)
+
+    async def find(self, session_id: bytes, now: float, cursor: bytes | None = None) -> Session | None:  # noqa: ARG002
+        """See `Ledger`."""
+        session = self.records.get(session_id, now)
+        if session is None:
+            await self.read(session_id)
+            session = self.records.get(session_id, now)
+        return session
+
+    def open(self, session_id: bytes, credentials: bytes, token: str | None, policy: str, now: float) -> Session:
+        """See `Ledger`."""
+        former = self.records.get(session_id, now)
+        session = Session(session_id, credentials, token, self.records.limits, now)
+        session.policy = policy
+        self._removed.pop(session_id, None)
+        mirror = self.watch(session, _life(now, None if former is None else mirror_of(former).life))
+        if former is not None:
+            former.watcher = None  # what still comes on its streams belongs to nothing
+        self.records.put(session, now)
+        self._enqueue(mirror, urgent=True)
+        return session
+
+    def sessions(self) -> list[Session]:
+        """See `Ledger`."""
+        return self.records.all()
+
+    # -- life
+
+    async def start(self) -> None:
+        """See `Ledger`. A store that is away does not keep the proxy from starting."""
+        try:
+            await asyncio.wait_for(self._open(), OPEN_WITHIN)
+        except (StoreError, TimeoutError) as error:
+            self._failed(error)
+        self._tasks = [asyncio.create_task(self._write_behind()), asyncio.create_task(self._tidy())]
+
+    async def flush(self) -> None:
+        """See `Ledger`."""
+        self._wake.set()
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """See `Ledger`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.flush(), FLUSH_WITHIN)
+        left = len(self._queue)
+        if left:
+            log.error("store.lost", sessions=left, message=self.problem)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(StoreError):
+            await self._store.close(complete=not left)
+
+    # -- write
+
+    def watch(self, session: Session, life: str) -> Mirror:
+        """Have the changes of a session written."""
+        mirror = session.watcher = Mirror(session, life, self._enqueue)
+        return mirror
+
+    def _enqueue(self, mirror: Mirror, *, urgent: bool = False) -> None:
+        if not mirror.queued:
+            mirror.queued = True
+            self._queue[mirror] = None
+            self._idle.clear()
+        if urgent:
+            self._wake.set()
+        else:
+            self._soon()
+
+    def _evicted(self, session: Session) -> None:
+        """It had to give way in memory: nobody would remember to remove it elsewhere."""
+        mirror = mirror_of(session)
+        session.watcher = None
+        self._queue.pop(mirror, None)
+        self._removed[session.id] = None
+        self._idle.clear()
+        self._soon()
+
+    def _soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER, self._wake.set)
+
+    def _hurry(self) -> None:
+        self._idle.clear()
+        self._wake.set()
+
+    async def _write_behind(self) -> None:
+        failed = 0
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            while self._queue or self._removed or not self._opened:
+                try:
+                    if not self._opened:
+                        await self._open()
+                    await self._write()
+                except Trouble as error:
+                    self._failed(error)
+                    await asyncio.sleep(RETRY_AFTER[min(failed, len(RETRY_AFTER) - 1)])
+                    failed += 1
+                else:
+                    failed = 0
+                    self._works()
+            self._idle.set()
+
+    async def _write(self) -> None:
+        """Write one batch."""
+        mirrors = [mirror for mirror, _ in zip(self._queue, range(BATCH), strict=False)]
+        removed = list(self._removed)
+        changes = []
+        now = time.time()
+        for mirror in mirrors:
+            del self._queue[mirror]
+            mirror.queued = False
+            changes.append(mirror.collect(self._lifetime(mirror.session, now)))
+        for session_id in removed:
+            del self._removed[session_id]
+        try:
+            outcomes = await asyncio.wait_for(self._store.write(changes, removed), WRITE_WITHIN)
+        except Trouble:
+            for mirror, change in zip(mirrors, changes, strict=True):
+                mirror.give_back(change)
+                if mirror.session.watcher is mirror:
+                    self._enqueue(mirror)
+            self._removed.update((session_id, None) for session_id in removed if self._is_gone(session_id))
+            raise
+        for mirror, change, outcome in zip(mirrors, changes, outcomes, strict=True):
+            if outcome is Written.KEPT:
+                mirror.confirm(change)
+            elif mirror.session.watcher is mirror:
+                mirror.give_back(change)
+                await self.read(mirror.session.id)
+                if mirror.session.watcher is mirror:
+                    self._enqueue(mirror)
+
+    def _is_gone(self, session_id: bytes) -> bool:
+        return self.records.get(session_id, time.time()) is None
+
+    def _lifetime(self, session: Session, now: float) -> float:
+        if session.fence is not None:
+            return max(self.records.fence - (now - session.fenced_at), 1.0)
+        return self.records.session_idle
+
+    # -- read
+
+    async def read(self, session_id: bytes) -> None:
+        """Bring the record of a session up to what the store has. A store that fails changes nothing."""
+        task = self._reads.get(session_id)
+        if task is None:
+            task = self._reads[session_id] = asyncio.create_task(self._read(session_id))
+            task.add_done_callback(lambda _: self._reads.pop(session_id, None))
+        await asyncio.wait((task,))
+
+    async def _read(self, session_id: bytes) -> None:
+        if session_id in self._removed or not self._opened:
+            return
+        now = time.time()
+        session = self.records.get(session_id, now)
+        life, known = "", (0, dict[int, int]())
+        if session is not None:
+            mirror = mirror_of(session)
+            life, known = mirror.life, mirror.known()
+        try:
+            kept = await asyncio.wait_for(self._store.read(session_id, life, *known), READ_WITHIN)
+        except Trouble as error:
+            self._failed(error)
+            return
+        if session_id in self._removed:
+            return
+        if self.records.get(session_id, now) is not session:
+            return  # granted anew while the store was asked
+        try:
+            self.take(session_id, session, kept, now)
+        except ValueError as error:  # those of msgspec are, too
+            self.failures += 1
+            log.error(
+                "store.unreadable", message=str(error), remedy="the session is unknown, and removed from the store"
+            )
+            self._removed[session_id] = None
+            if session is not None and session.watcher is not None:
+                mirror_of(session).forgotten()
+            self._hurry()
+
+    def take(self, session_id: bytes, session: Session | None, kept: Kept | None, now: float) -> None:
+        """Take what the store has of a session."""
+        if kept is None:
+            if session is not None:
+                mirror_of(session).forgotten()
+                self._enqueue(mirror_of(session))
+            return
+        if session is not None:
+            mirror = mirror_of(session)
+            if kept.life == mirror.life:
+                mirror.merge(kept)
+                return
+            if kept.life < mirror.life:
+                return
+            mirror.session.watcher = None
+        restored = restore(session_id, kept, self.records.limits)
+        mirror = self.watch(restored, kept.life)
+        mirror.adopt(kept)
+        self.records.put(restored, now)
+        if kept.torn:
+            self._enqueue(mirror)
+
+    # -- the store comes and goes
+
+    async def _open(self) -> None:
+        key = await self._store.open(self.key)
+        self._opened = True
+        if key != self.key:
+            self.key = key
+            if self.on_key is not None:
+                self.on_key(key)
+
+    def _failed(self, error: Trouble) -> None:
+        """Until it was opened anew the store is not asked for anything, so that nobody waits for it."""
+        self._opened = False
+        self.failures += 1
+        message = str(error) or "no answer in time"
+        if self.problem is None:
+            log.error("store.failed", message=message, remedy="traffic goes on; what is recorded now waits in memory")
+        self.problem = f"store: {message}"
+        self._hurry()
+
+    def _works(self) -> None:
+        if self.problem is not None:
+            self.problem = None
+            log.info("store.recovered")
+
+    async def _tidy(self) -> None:
+        """Sessions with open streams are not idle, and what is past its time is removed."""
+        every = min(TIDY_EVERY, self.records.session_idle / 4)
+        while True:
+            await asyncio.sleep(every)
+            now = time.time()
+            self.records.sweep(now)
+            for session in self.records.all():
+                if session.open_flows and isinstance(session.watcher, Mirror):
+                    self._enqueue(session.watcher)
+            with contextlib.suppress(StoreError):
+                await self._store.tidy()
+
+
+def mirror_of(session: Session) -> Mirror:
+    """What writes a session of this ledger."""
+    assert isinstance(session.watcher, Mirror)
+    return session.watcher
+
+
+def _life(now: float, former: str | None) -> str:
+    """A name for a new epoch of an id that sorts after the former one, even where the clock was set back."""
+    micros = int(now * 1_000_000)
+    if former is not None:
+        micros = max(micros, int(former[:16], 16) + 1)
+    return f"{micros:016x}{secrets.token_hex(4)}"

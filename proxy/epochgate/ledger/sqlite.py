@@ -1,0 +1,281 @@
+"""A file as the store (`sqlite:///path`), for one process. SQLite works in threads of its own, never on the event loop.
+
+Session ids and event ids stand in the file as they are, since they are compared and sent again (R5): it is private to its
+owner. Of credentials it has fingerprints only, and the key of these is in the file as well (L7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
+
+from epochgate.errors import ConfigurationError, StoreError
+from epochgate.ledger.base import Written
+from epochgate.ledger.state import Change, Kept, KeptStream
+
+PAGES_FREED = 2000  # pages given back to the file system at once
+REMOVED_AT_ONCE = 500  # sessions; a longer step would keep writes waiting
+SLACK = 16  # the limit of sessions is looked at when this part of it was added
+
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """See `Store`. `sessions`: how many of either kind, live and fenced, are kept; the least recently active one goes first."""
+
+    def __init__(self, path: str, *, sessions: int) -> None:
+        self._path = Path(path)
+        self._most = sessions
+        self._added = 0
+        self._run = 0  # the number of this run of the proxy; 0: not begun
+        self._torn_until = 0  # what this run or an earlier one wrote last may lack its end: its process was killed
+        self._lock: int | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._writes = ThreadPoolExecutor(1, "ledger-write")
+        self._reads = ThreadPoolExecutor(1, "ledger-read")
+
+    async def open(self, key: bytes) -> bytes:
+        """See `Store`."""
+        if not self._path.parent.is_dir():
+            raise ConfigurationError(f"store.url: {self._path.parent} is no directory; create it, or name another file")
+        await self._call(self._reads, self._close_reader)
+        return await self._call(self._writes, lambda: self._open(key))
+
+    async def write(self, changes: Sequence[Change], removed: Sequence[bytes]) -> list[Written]:
+        """See `Store`."""
+        return await self._call(self._writes, lambda: self._write(changes, removed))
+
+    async def read(self, session_id: bytes, life: str, head_rev: int, revs: dict[int, int]) -> Kept | None:  # noqa: ARG002
+        """See `Store`. Nobody else writes: what is read is read whole."""
+        return await self._call(self._reads, lambda: self._read(session_id))
+
+    async def tidy(self) -> None:
+        """See `Store`."""
+        while await self._call(self._writes, self._remove_expired):
+            pass
+        await self._call(self._writes, self._give_back)
+
+    async def close(self, *, complete: bool) -> None:
+        """See `Store`."""
+        try:
+            await self._call(self._reads, self._close_reader)
+            await self._call(self._writes, lambda: self._close(complete=complete))
+        finally:
+            self._writes.shutdown(wait=False)
+            self._reads.shutdown(wait=False)
+
+    async def _call(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"{self._path}: {error}; look at the space and the rights of its directory") from None
+
+    # -- in the threads
+
+    def _open(self, key: bytes) -> bytes:
+        self._close_writer()
+        self._take_lock()
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, 0o600))
+        writer = self._writer = self._connect()
+        (version,) = writer.execute("PRAGMA user_version").fetchone()
+        if not version:
+            writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("PRAGMA foreign_keys = ON")
+        self._migrate(writer, version)
+        with _transaction(writer):
+            writer.execute("INSERT OR IGNORE INTO meta VALUES ('key', ?)", (key,))
+            if not self._run:
+                self._begin_run(writer)
+        (kept,) = writer.execute("SELECT value FROM meta WHERE name = 'key'").fetchone()
+        return bytes(kept)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=1.0)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    def _take_lock(self) -> None:
+        if self._lock is None:
+            lock = os.open(f"{self._path}-lock", os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                raise StoreError(f"{self._path}: another process uses it; end that one, or name another file") from None
+            self._lock = lock
+
+    def _migrate(self, writer: sqlite3.Connection, version: int) -> None:
+        steps = sorted(
+            entry for entry in resources.files("epochgate.ledger").iterdir() if entry.name.startswith("sqlite-")
+        , key=lambda entry: entry.name)
+        if version > len(steps):
+            raise ConfigurationError(
+                f"store.url: {self._path} was written by a newer version of epochgate; run that one, or name another file"
+            )
+        for number, step in enumerate(steps[version:], version + 1):
+            # One transaction, so that a kill leaves the file as it was before.
+            writer.executescript(f"BEGIN IMMEDIATE;\n{step.read_text()}\nPRAGMA user_version = {number};\nCOMMIT;")
+
+    def _begin_run(self, writer: sqlite3.Connection) -> None:
+        meta: dict[str, int] = dict(
+            writer.execute("SELECT name, value FROM meta WHERE name IN ('run', 'ended', 'torn_until')").fetchall()
+        )
+        former = meta.get("run", 0)
+        self._torn_until = former if meta.get("ended", 0) != former else meta.get("torn_until", 0)
+        self._run = former + 1
+        writer.executemany(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("run", self._run), ("torn_until", self._torn_until)]
+        )
+
+    def _write(self, changes: Sequence[Change], removed: Sequence[bytes]) -> list[Written]:
+        writer = self._opened()
+        with _transaction(writer):
+            writer.executemany("DELETE FROM sessions WHERE id = ?", [(session_id,) for session_id in removed])
+            outcomes = [self._write_one(writer, change) for change in changes]
+            if self._added * SLACK > self._most:
+                self._bound(writer)
+        return outcomes
+
+    def _write_one(self, writer: sqlite3.Connection, change: Change) -> Written:
+        found = writer.execute("SELECT number, life FROM sessions WHERE id = ?", (change.session_id,)).fetchone()
+        if found is not None and found[1] != change.life and change.whole:
+            writer.execute("DELETE FROM sessions WHERE number = ?", (found[0],))
+            found = None
+        elif found is None or found[1] != change.life:
+            if not change.whole:
+                return Written.STALE
+            found = None
+        values = (self._run, change.fenced, change.active_at, time.time() + change.expires_in)
+        if found is None:
+            number = writer.execute(
+                "INSERT INTO sessions (run, fenced, active_at, expires_at, id, life, head_rev, head)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*values, change.session_id, change.life, change.head_base + 1, change.head),
+            ).lastrowid
+            self._added += 1
+        else:
+            number = found[0]
+            writer.execute(
+                "UPDATE sessions SET run = ?, fenced = ?, active_at = ?, expires_at = ?,"
+                " head_rev = head_rev + (?5 IS NOT NULL), head = COALESCE(?5, head) WHERE number = ?6",
+                (*values, change.head, number),
+            )
+        for key, stream in change.streams.items():
+            writer.execute(
+                "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?)", (number, key, stream.base + 1, stream.state)
+            )
+            writer.executemany(
+                "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)",
+                [(number, key, at, events) for at, events in stream.blocks.items()],
+            )
+            if stream.oldest:
+                writer.execute(
+                    "DELETE FROM blocks WHERE session = ? AND stream = ? AND number < ?", (number, key, stream.oldest)
+                )
+        for key in change.gone:
+            writer.execute("DELETE FROM streams WHERE session = ? AND key = ?", (number, key))
+            writer.execute("DELETE FROM blocks WHERE session = ? AND stream = ?", (number, key))
+        return Written.KEPT
+
+    def _bound(self, writer: sqlite3.Connection) -> None:
+        """Sessions of former runs that nobody came back to give way to new ones."""
+        self._added = 0
+        for fenced, count in writer.execute("SELECT fenced, count(*) FROM sessions GROUP BY fenced").fetchall():
+            if count > self._most:
+                writer.execute(
+                    "DELETE FROM sessions WHERE number IN"
+                    " (SELECT number FROM sessions WHERE fenced = ? ORDER BY active_at LIMIT ?)",
+                    (fenced, count - self._most),
+                )
+
+    def _read(self, session_id: bytes) -> Kept | None:
+        if self._reader is None:
+            self._reader = self._connect()
+        reader = self._reader
+        reader.execute("BEGIN")
+        try:
+            session = reader.execute(
+                "SELECT number, life, run, active_at, head_rev, head FROM sessions WHERE id = ? AND expires_at > ?",
+                (session_id, time.time()),
+            ).fetchone()
+            if session is None:
+                return None
+            number, life, run, active_at, head_rev, head = session
+            blocks: dict[int, dict[int, bytes]] = {}
+            for key, at, events in reader.execute(
+                "SELECT stream, number, events FROM blocks WHERE session = ?", (number,)
+            ):
+                blocks.setdefault(key, {})[at] = events
+            streams = {
+                key: KeptStream(rev, state, blocks.get(key, {}))
+                for key, rev, state in reader.execute(
+                    "SELECT key, rev, state FROM streams WHERE session = ?", (number,)
+                )
+            }
+        finally:
+            reader.execute("ROLLBACK")
+        return Kept(life, active_at, head_rev, head, streams, torn=run <= self._torn_until)
+
+    def _remove_expired(self) -> bool:
+        """Remove some of what is past its time; whether there may be more."""
+        writer = self._opened()
+        removed = writer.execute(
+            "DELETE FROM sessions WHERE number IN (SELECT number FROM sessions WHERE expires_at <= ? LIMIT ?)",
+            (time.time(), REMOVED_AT_ONCE),
+        ).rowcount
+        return removed == REMOVED_AT_ONCE
+
+    def _give_back(self) -> None:
+        writer = self._opened()
+        writer.execute(f"PRAGMA incremental_vacuum({PAGES_FREED})").fetchall()
+        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _close(self, *, complete: bool) -> None:
+        try:
+            if complete and self._writer is not None:
+                with _transaction(self._writer):
+                    self._writer.execute("INSERT OR REPLACE INTO meta VALUES ('ended', ?)", (self._run,))
+        finally:
+            self._close_writer()
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._writer is None:
+            raise StoreError(f"{self._path}: it is not open")
+        return self._writer
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise

@@ -1,0 +1,44 @@
+"""A session on a wire of one's own, and the comparison with the figures on record."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import structlog
+
+from bench.wire import Wire
+
+FIGURES = pathlib.Path(__file__).with_name("figures.json")
+
+
+@pytest.fixture
+async def wire() -> AsyncIterator[Wire]:
+    """A wire on which a session is open."""
+    wire = Wire()
+    await wire.initialize()
+    yield wire
+    wire.client.connection_lost(None)
+    wire.context.upstream.close()
+    assert all(transport.closed for _, transport in wire.upstreams)
+    for connection, _ in wire.upstreams:
+        connection.connection_lost(None)
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def gate(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
+    """Compares a figure with the one on record; more than 10 % above it fails. `BENCH_RECORD=1` records."""
+
+    def compare(name: str, figure: float) -> None:
+        figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+        if os.environ.get("BENCH_RECORD") == "1":
+            FIGURES.write_text(json.dumps(figures | {name: figure}, indent=2, sort_keys=True) + "\n")
+            return
+        most = figures[name] * 1.1
+        assert figure <= most, f"{name}: {figure} calls, {figures[name]} on record; if that is meant, see docs/performance.md"
+
+    return compare
