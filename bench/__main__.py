@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import sys
@@ -13,6 +14,7 @@ from bench import machine, suite
 from bench.contenders import CONTENDERS, PEERS, Contender, Running, earlier, started, upstream
 from bench.measures import Measure, WrongError
 from bench.report import write_report
+from bench.tools import real_server
 
 FOREIGN = 0.10  # of one CPU: a run with more work of others is repeated
 TRIES = 3
@@ -28,6 +30,7 @@ def main() -> int:
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path(".bench/results.json"))
     parser.add_argument("--report", type=pathlib.Path, help="folder for performance.md and its plots")
     options = parser.parse_args()
+    os.sched_setaffinity(0, {machine.LOAD_CPU})
     measures = [
         measure
         for measure in suite.measures(options.scale)
@@ -65,7 +68,7 @@ def play_round(number: int, chosen: list[Contender | None], measures: list[Measu
             figures: dict[str, float] = {}
             for _ in range(TRIES):
                 try:
-                    with upstream() as server, started(contender, server.port) as running:
+                    with (real_server() if measure.real else upstream()) as server, started(contender, server.port) as running:
                         again = run(measure, running, server)
                 except (WrongError, RuntimeError, OSError, ValueError) as error:
                     print(f"round {number + 1} {measure.name} {name}: {error}", file=sys.stderr)

@@ -29,6 +29,8 @@ class Caller:
         head, _ = self._read_sized()
         granted = [line for line in head.split(b"\r\n") if line.lower().startswith(b"mcp-session-id:")]
         self.session = granted[0].partition(b":")[2].strip() if granted else b""
+        if path == b"/mcp":
+            self.post(path, b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
         return self.session
 
     def _names(self) -> bytes:
@@ -36,15 +38,18 @@ class Caller:
 
     def call(self, number: int, path: bytes = b"/json") -> float:
         """POST a tool call with this id and read its answer; s. Raises ValueError on a wrong answer."""
-        body = _CALL % number
-        request = _POST % path + self._names() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         began = time.perf_counter()
-        self.sock.sendall(request)
-        _, answer = self._read_sized()
+        answer = self.post(path, _CALL % number)
         took = time.perf_counter() - began
         if b'"id":%d,' % number not in answer:
             raise ValueError(f"the answer to {number} is {answer[:200]!r}")
         return took
+
+    def post(self, path: bytes, body: bytes) -> bytes:
+        """POST this message; the body of the answer, as it is framed."""
+        self.sock.sendall(_POST % path + self._names() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        _, answer = self._read_sized()
+        return answer
 
     def resume(self, path: bytes, cursor: int | None, until: bytes) -> float:
         """GET a stream, after a cursor if there is one, and read up to `until`; s."""
@@ -76,7 +81,7 @@ class Caller:
             while len(body) < length:
                 body += self._more()
         else:
-            while not body.endswith(b"0\r\n\r\n"):
+            while not body.endswith(b"\r\n0\r\n\r\n"):
                 body += self._more()
         return head, body
 

@@ -130,10 +130,12 @@ def _needs(what: str, *places: str) -> Callable[[], str]:
 
 
 _PEERS = ENVIRONMENTS / "peers" / "bin"
+PEER_PYTHON = str(_PEERS / "python")
 NGINX, HAPROXY = "/usr/sbin/nginx", "/usr/sbin/haproxy"
 ENVOY = str(_PEERS / "envoy")
 GATE = str(pathlib.Path(sys.executable).with_name("epochgate"))
 MITMPROXY = str(ENVIRONMENTS / "mitmproxy" / "bin" / "mitmdump")
+MCP_PROXY = str(ENVIRONMENTS / "mcp-proxy" / "bin" / "mcp-proxy")
 
 
 def _nginx(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
@@ -147,6 +149,12 @@ def _haproxy(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
 def _envoy(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
     path = _write(folder, "envoy.yaml", _ENVOY, port=port, upstream=upstream)
     return [ENVOY, "-c", path, "--concurrency", "1", "--log-level", "off", "--disable-hot-restart"]
+
+
+def _mcp_proxy(_: pathlib.Path, port: int, upstream: int) -> list[str]:
+    """It speaks HTTP on one side only, so two of them stand back to back."""
+    towards = [MCP_PROXY, "--log-level", "ERROR", "--transport", "streamablehttp", f"http://127.0.0.1:{upstream}/mcp"]
+    return [MCP_PROXY, "--log-level", "ERROR", "--port", str(port), "--", *towards]
 
 
 def _gate(mode: str, *interpreter: str) -> Callable[[pathlib.Path, int, int], list[str]]:
@@ -194,9 +202,16 @@ PEERS = (
     Contender(
         "uvicorn-httpx",
         _needs("uvicorn", str(_PEERS / "uvicorn")),
-        lambda _, port, upstream: [str(_PEERS / "python"), str(HERE / "relay_httpx.py"), str(port), str(upstream)],
+        lambda _, port, upstream: [PEER_PYTHON, str(HERE / "relay_httpx.py"), str(port), str(upstream)],
         [str(_PEERS / "uvicorn"), "--version"],
     ),
+    Contender(
+        "fastmcp-proxy",
+        _needs("FastMCP", str(_PEERS / "fastmcp")),
+        lambda _, port, upstream: [PEER_PYTHON, str(HERE / "relay_fastmcp.py"), str(port), str(upstream)],
+        [PEER_PYTHON, "-c", "import fastmcp; print(fastmcp.__version__)"],
+    ),
+    Contender("mcp-proxy", _needs("mcp-proxy", MCP_PROXY), _mcp_proxy, [MCP_PROXY, "--version"]),
 )
 
 

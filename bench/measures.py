@@ -37,35 +37,44 @@ class Measure:
     figure: str
     unit: str
     run: Callable[[Running, Running], Figures]
+    real: bool = False  # against a real FastMCP server
+
+
+def load_posts(
+    contender: Running, upstream: Running, path: str, connections: int, seconds: float, sessions: list[bytes]
+) -> Figures:
+    """Have wrk POST small tool calls of these sessions, as many as go, on this many connections."""
+    with tempfile.NamedTemporaryFile("wb") as file:
+        file.write(b"\n".join(sessions) + b"\n")
+        file.flush()
+        command = ["wrk", "-t", "1", "-c", str(connections), "-d", f"{seconds}s", "-s", str(HERE / "post.lua")]
+        command += [f"http://127.0.0.1:{contender.port}/{path}", "--", file.name]
+        meter = machine.Meter(contender.pid, upstream.pid or 0)
+        done = subprocess.run(machine.pinned(machine.LOAD_CPU, command), capture_output=True, text=True, check=True)
+        sample = meter.stop()
+    told = json.loads(next(line[5:] for line in done.stdout.splitlines() if line.startswith("JSON ")))
+    count = told["requests"]
+    # wrk makes one request up beforehand, and those under way at the end are never answered.
+    if told["bad"] or told["again"] or told["errors"] or not count or told["sent"] - told["good"] > connections + 1:
+        raise WrongError(f"{contender.name}: {told}")
+    return {
+        "requests": count,
+        "per_second": count / (told["us"] / 1e6),
+        "us": sample.proxy / count * 1e6,
+        "upstream_cpu": sample.upstream / sample.wall,
+        "proxy_cpu": sample.proxy / sample.wall,
+        "p50_ms": told["p50"] / 1000,
+        "p99_ms": told["p99"] / 1000,
+        "foreign": sample.foreign,
+    }
 
 
 def measure_posts(path: str, connections: int, seconds: float) -> Callable[[Running, Running], Figures]:
-    """POSTs of small tool calls, as many as go, on this many connections."""
+    """POSTs to the benchmark's own upstream."""
 
     def run(contender: Running, upstream: Running) -> Figures:
-        with tempfile.NamedTemporaryFile("wb") as file:
-            file.write(b"\n".join(open_sessions(contender.port, SESSIONS)) + b"\n")
-            file.flush()
-            url = f"http://127.0.0.1:{contender.port}/{path}"
-            command = ["wrk", "-t", "1", "-c", str(connections), "-d", f"{seconds}s", "-s", str(HERE / "post.lua"), url]
-            meter = machine.Meter(contender.pid, upstream.pid or 0)
-            command = machine.pinned(machine.LOAD_CPU, [*command, "--", file.name, path])
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            sample = meter.stop()
-        told = json.loads(next(line[5:] for line in done.stdout.splitlines() if line.startswith("JSON ")))
-        count = told["requests"]
-        if told["bad"] or told["again"] or told["errors"] or not count or told["sent"] - told["good"] > connections + 1:  # wrk makes one request up beforehand
-            raise WrongError(f"{contender.name}: {told}")
-        return {
-            "requests": count,
-            "per_second": count / (told["us"] / 1e6),
-            "us": sample.proxy / count * 1e6,
-            "upstream_cpu": sample.upstream / sample.wall,
-            "proxy_cpu": sample.proxy / sample.wall,
-            "p50_ms": told["p50"] / 1000,
-            "p99_ms": told["p99"] / 1000,
-            "foreign": sample.foreign,
-        }
+        sessions = open_sessions(contender.port, SESSIONS)
+        return load_posts(contender, upstream, path, connections, seconds, sessions)
 
     return run
 

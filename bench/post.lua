@@ -1,13 +1,12 @@
 -- POSTs a tools/call with an id that no other request of this run has, and checks what comes back.
--- Arguments: the file with one session id per line, "json" or "call".
-local sessions, kind, threads = {}, "json", {}
+-- Argument: the file with one session id per line.
+local sessions, threads = {}, {}
 
 function setup(thread) table.insert(threads, thread) end
 
 function init(args)
   for line in io.lines(args[1]) do sessions[#sessions + 1] = line end
-  kind = args[2]
-  next_id, sent, good, bad, again = tonumber(args[3]) or 10000000, 0, 0, 0, 0
+  next_id, sent, good, bad, again = 10000000, 0, 0, 0, 0
   seen = {}
 end
 

@@ -15,8 +15,13 @@ from bench.measures import (
     measure_resume,
     measure_start,
 )
+from bench.sends import measure_call_sends, measure_event_sends
+from bench.tools import measure_steps, measure_tools
 
 SIZES = {"100b": (100, 60_000), "1k": (1024, 30_000), "16k": (16384, 2_500)}
+
+SPEAK_MCP = ("fastmcp-proxy", "mcp-proxy")
+SLOW = ("mitmproxy", "uvicorn-httpx")
 
 
 def measures(scale: float = 1.0) -> list[Measure]:
@@ -55,6 +60,11 @@ def measures(scale: float = 1.0) -> list[Measure]:
         Measure("resume-held", "resume of a held stream", "ms", "ms to the next event", measure_resume("held", of(50))),
         Measure("quiet-2000", "2,000 open quiet streams", "kb", "KB each", measure_quiet(2000)),
         Measure("quiet-9500", "9,500 open quiet streams", "kb", "KB each", measure_quiet(9500)),
+        Measure("sends-json", "system calls that send, JSON POST", "sends", "sends per request", measure_call_sends(b"/json", 200)),
+        Measure("sends-call", "system calls that send, one-event stream", "sends", "sends per request", measure_call_sends(b"/call", 200)),
+        Measure("sends-event", "system calls that send, 1 KB events", "sends", "sends per event", measure_event_sends(5, 50)),
+        Measure("tools", "tool calls of a real FastMCP server, 16 connections", "per_second", "calls per second", measure_tools(16, seconds), real=True),
+        Measure("steps", "progress events of a real FastMCP server", "us", "us CPU per event", measure_steps(of(5)), real=True),
         Measure("start", "start-up", "ms", "ms until it accepts connections", measure_start),
     ]  # fmt: skip
     return found
@@ -62,10 +72,13 @@ def measures(scale: float = 1.0) -> list[Measure]:
 
 def takes_part(measure: Measure, contender: str) -> bool:
     """Whether this measure says anything of this contender."""
-    if measure.name.startswith(("latency", "start")):
-        return contender != "direct"
-    if measure.name.startswith("quiet-9500"):
-        return contender not in ("mitmproxy", "uvicorn-httpx", "aiohttp-uvloop", "epochgate-asyncio")
+    name = measure.name
+    if contender in SPEAK_MCP:
+        return measure.real and not (contender == "mcp-proxy" and name == "steps")  # it drops progress
+    if contender == "direct":
+        return not name.startswith(("latency", "start", "sends", "steps", "quiet", "big"))
+    if name.startswith(("resume", "quiet-9500")):
+        return contender not in SLOW
     return True
 
 

@@ -87,7 +87,7 @@ def test_check_tells_every_problem(capsys, tmp_path):
 
 def test_check_and_serve_tell_keys_without_effect(capsys, monkeypatch, install):
     monkeypatch.setattr("epochgate.settings.PENDING", {"log.level": "all is written"})
-    install("epochgate.relay.server", "serve", lambda settings, load: 0)
+    install("epochgate.relay.server", "serve", lambda settings, load, config: 0)
     monkeypatch.setenv("EPOCHGATE_LOG__LEVEL", "error")
     for verb in ("check", "serve"):
         assert cli.main([verb, "--upstream", URL]) == 0
@@ -99,9 +99,10 @@ def test_serve_gets_the_settings_and_can_read_them_again(install, tmp_path):
     path.write_text("limits: {sessions: 1}\n")
     seen = []
 
-    def serve(settings, load):
+    def serve(settings, load, config):
         path.write_text("limits: {sessions: 2}\n")
         seen.extend([settings, load()])
+        assert config == path
         return 3
 
     install("epochgate.relay.server", "serve", serve)
@@ -118,7 +119,7 @@ def test_serve_gets_the_settings_and_can_read_them_again(install, tmp_path):
     [(ConfigurationError("port 80 is taken; choose another"), 78), (StoreError("it does not answer"), 69)],
 )
 def test_errors_of_the_product_end_with_a_line_and_a_status(install, capsys, error, status):
-    def serve(settings, load):
+    def serve(settings, load, config):
         raise error
 
     install("epochgate.relay.server", "serve", serve)

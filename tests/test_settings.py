@@ -494,7 +494,8 @@ def test_variables_of_a_kubernetes_service_are_ignored():
         ("on: 1", "gate.yaml:2: on: YAML does not read this key as text; put it in quotes"),
         ("1: 1", "gate.yaml:2: 1: YAML does not read this key as text"),
         ("tls: {cert: a.pem}", "gate.yaml:2: tls: needs tls.cert and tls.key together; set both, or neither"),
-        ("admin: {token_file: ''}", "gate.yaml:2: admin.token_file: must be the path of a file"),
+        ("admin: {token_file: 1}", "gate.yaml:2: admin.token_file: must be text, not 1; put it in quotes"),
+        ("tracing: {enabled: 1}", "gate.yaml:2: tracing.enabled: must be true or false, not 1"),
         ("workers: two", "gate.yaml:2: workers: must be a whole number, not 'two'"),
         ("workers: 1.5", "gate.yaml:2: workers: must be a whole number, not 1.5"),
         ("workers: yes", "gate.yaml:2: workers: must be a whole number; YAML reads the bare words on, off, yes"),
@@ -767,7 +768,7 @@ def test_the_schema_is_current():
 def test_the_schema_describes_every_key_and_allows_no_other():
     schema = reference.build_schema()
     sections = [schema, *(node for node in schema["$defs"].values() if "properties" in node)]
-    assert len(sections) == 14
+    assert len(sections) == 17
     for section in sections:
         assert section["additionalProperties"] is False
         for node in section["properties"].values():

@@ -32,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from epochgate.probe.command import main as probe
 
             return probe(words[1:])
+        if words[:1] == ["audit"]:
+            from epochgate.probe.audit import main as audit
+
+            return audit(words[1:])
         if words[:1] == ["demo"]:
             from epochgate.demo.play import main as demo
 
@@ -62,8 +66,9 @@ def _build_parser() -> argparse.ArgumentParser:
     add = partial(verbs.add_parser, allow_abbrev=False)
     add("serve", parents=[sources], help="run the proxy").set_defaults(run=_serve)
     add("check", parents=[sources], help="tell whether the configuration is right").set_defaults(run=_check)
-    # These two read their own arguments; `main` never asks the parser about them.
+    # These three read their own arguments; `main` never asks the parser about them.
     add("probe", add_help=False, help="ask a server what it can promise")
+    add("audit", add_help=False, help="tell what a policy would have decided on recorded resumes")
     add("demo", add_help=False, help="play the incident, with and without the proxy")
     config = add("config", parents=[sources], help="print the configuration that is in effect")
     config.set_defaults(run=_config)

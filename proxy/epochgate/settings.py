@@ -44,6 +44,7 @@ from epochgate.values import (
     Size,
     StoreUrl,
     StoreValue,
+    Switch,
     UpstreamValue,
     reject_bool,
 )
@@ -51,7 +52,6 @@ from epochgate.values import (
 # Keys that are accepted and checked but do nothing yet, with what that means for the user.
 PENDING: dict[str, str] = {
     "workers": "one process serves",
-    "store.url": "records are kept in memory",
 }
 
 
@@ -85,11 +85,11 @@ class Section(BaseModel):
 class Tls(Section):
     """TLS on the listener: with both files, clients speak https."""
 
-    cert: FileName | None = Field(
+    cert: FileName = Field(
         default=None,
         description="PEM file with the certificate and its chain; clients then connect by https. null: plain http.",
     )
-    key: FileName | None = Field(default=None, description="PEM file with the private key of `tls.cert`.")
+    key: FileName = Field(default=None, description="PEM file with the private key of `tls.cert`.")
 
     @model_validator(mode="after")
     def _check_pair(self) -> Self:
@@ -100,12 +100,12 @@ class Tls(Section):
 class UpstreamTls(Section):
     """TLS to the upstream, where its URL begins with https."""
 
-    ca: FileName | None = Field(
+    ca: FileName = Field(
         default=None,
         description="PEM file with the authorities that may sign the upstream's certificate. null: the system's.",
     )
-    cert: FileName | None = Field(default=None, description="PEM file with a client certificate and its chain.")
-    key: FileName | None = Field(default=None, description="PEM file with the private key of `upstream.tls.cert`.")
+    cert: FileName = Field(default=None, description="PEM file with a client certificate and its chain.")
+    key: FileName = Field(default=None, description="PEM file with the private key of `upstream.tls.cert`.")
 
     @model_validator(mode="after")
     def _check_pair(self) -> Self:
@@ -155,7 +155,7 @@ class Admin(Section):
         default=Address("127.0.0.1", 9090),
         description="Where health, metrics and the status page are served. Keep it private.",
     )
-    token_file: FileName | None = Field(
+    token_file: FileName = Field(
         default=None,
         description="File with the token that allows fencing, reload and drain from other machines "
         "(`Authorization: Bearer ...`). null: from this machine only.",
@@ -168,6 +168,10 @@ class Store(Section):
     url: StoreValue = Field(
         default=StoreUrl("memory", "memory://"),
         description="`memory://`, `sqlite:///abs/path` or `valkey://host:6379/0` (also `redis`, `rediss`, `valkeys`).",
+    )
+    prefix: Annotated[str, AfterValidator(_check_name)] = Field(
+        default="epochgate",
+        description="What the keys in a shared store begin with. Proxies of other servers need another one.",
     )
 
 
@@ -207,7 +211,7 @@ class Log(Section):
 class Tracing(Section):
     """Spans by OpenTelemetry."""
 
-    enabled: StrictBool = Field(
+    enabled: Switch = Field(
         default=False,
         description="Whether a span is sent for each request. Needs the extra `otel`; where to is told by the "
         "variables of OpenTelemetry, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.",

@@ -13,7 +13,7 @@ import urllib.parse
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, StrictBool, WithJsonSchema
 
 _HEADER_NAME = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
@@ -256,10 +256,14 @@ def reject_bool(value: object) -> object:
     return value
 
 
-def _check_file(name: str) -> str:
-    if not name or "\0" in name:
-        raise ValueError("must be the path of a file; write it like /etc/epochgate/file.pem")
-    return name
+def parse_switch(value: object) -> object:
+    """A bool of `true` or `false` as text, which is what the environment gives; anything else as it is."""
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+def parse_file(value: object) -> object:
+    """None of `null` as text and of an empty text, which is what the environment gives; anything else as it is."""
+    return None if value in ("null", "") else value
 
 
 def _require_some(seconds: float) -> float:
@@ -274,10 +278,11 @@ def _check_header(name: str) -> str:
     return name
 
 
+Switch = Annotated[StrictBool, BeforeValidator(parse_switch)]
 FileName = Annotated[
-    str,
-    AfterValidator(_check_file),
-    WithJsonSchema({"title": "path of a file", "type": "string", "minLength": 1}),
+    str | None,
+    BeforeValidator(parse_file),
+    WithJsonSchema({"anyOf": [{"title": "path of a file", "type": "string"}, {"type": "null"}]}),
 ]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000), BeforeValidator(reject_bool)]
 HeaderName = Annotated[

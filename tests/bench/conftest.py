@@ -22,6 +22,7 @@ async def wire() -> AsyncIterator[Wire]:
     await wire.initialize()
     yield wire
     wire.client.connection_lost(None)
+    wire.to_client.close()
     wire.context.upstream.close()
     assert all(transport.closed for _, transport in wire.upstreams)
     for connection, _ in wire.upstreams:

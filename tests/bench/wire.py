@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
+import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -29,10 +30,11 @@ RESULT = b'{"jsonrpc":"2.0","id":%d,"result":{"_meta":{"session_epoch":"e-1"},"c
 
 
 class CountingTransport(asyncio.Transport):
-    """Keeps what is written to it."""
+    """Keeps what is written to it. Its socket is a real one, on which nothing happens."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._pair = socket.socketpair()
+        super().__init__({"socket": self._pair[0]})
         self.writes: list[bytes] = []
         self.closed = False
 
@@ -47,9 +49,11 @@ class CountingTransport(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+        for sock in self._pair:
+            sock.close()
 
     def abort(self) -> None:
-        self.closed = True
+        self.close()
 
     def pause_reading(self) -> None:
         raise AssertionError("nothing here is slow")

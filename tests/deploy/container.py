@@ -1,5 +1,7 @@
-"""Run as a program in namespaces of its own (network and mounts): starts the built image as an orchestrator would, with a
-read-only root and its own user, sends one request through it, runs its health check, ends it. Prints what was seen as JSON.
+"""Run as a program in namespaces of its own (network and mounts): starts the built image as an orchestrator would.
+
+The root is read-only, the user the image's own. One request goes through it, its health check is run, it is ended.
+What was seen is printed as JSON.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ import http.client
 import http.server
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -63,7 +66,10 @@ def main(root: str, config: dict[str, Any]) -> dict[str, Any]:
         return subprocess.Popen(whole, text=True, env={"PATH": path}, **options)
 
     container = start(
-        [*config["Entrypoint"], *config["Cmd"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        [*config["Entrypoint"], *config["Cmd"]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
     )
     try:
         assert container.stdout is not None
@@ -81,7 +87,7 @@ def main(root: str, config: dict[str, Any]) -> dict[str, Any]:
         connection.request("GET", "/readyz")
         seen["ready"] = connection.getresponse().status
         connection.close()
-        with open(f"/proc/{container.pid}/status") as status:
+        with pathlib.Path(f"/proc/{container.pid}/status").open() as status:
             seen["uid"] = next(line.split()[1] for line in status if line.startswith("Uid:"))
         container.terminate()
         _, log = container.communicate(timeout=DEADLINE)

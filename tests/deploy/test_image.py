@@ -30,7 +30,7 @@ class Image:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    """The built image. It takes a minute, root and Debian's tools: on the build server only, or where it is asked for."""
+    """The built image: it takes a minute, root and Debian's tools, so it is built only where that is asked for."""
     if os.environ.get("CI") != "true" and os.environ.get("EPOCHGATE_TEST_IMAGE") != "1":
         pytest.skip("the image is built on the build server; set EPOCHGATE_TEST_IMAGE=1 to build it here, as root")
     for program, package in (("buildah", "buildah"), ("debootstrap", "debootstrap"), ("ip", "iproute2")):

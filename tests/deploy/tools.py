@@ -1,11 +1,13 @@
-"""What the tests of this folder need from the machine. On the build server nothing may be missing; elsewhere they skip."""
+"""What the tests of this folder need from the machine. Where it is missing they skip, but not on the build server."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import pathlib
 import shutil
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -28,3 +30,12 @@ def find(program: str, remedy: str) -> str:
         leave(f"{program} is not installed: {remedy}")
         raise AssertionError  # not reached
     return path
+
+
+def bring(module: str, package: str) -> ModuleType:
+    """A module that only these tests use."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        leave(f"{package} is not installed: pip install {package}")
+        raise AssertionError from None  # not reached

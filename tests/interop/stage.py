@@ -68,6 +68,7 @@ async def proxy(upstream_port: int, resume: dict[str, Any]) -> AsyncIterator[int
         "upstream": {"url": f"http://127.0.0.1:{upstream_port}"},
         "admin": {"listen": f"127.0.0.1:{free_port()}"},
         "log": {"level": "warning"},
+        "drain": {"grace": "0s", "window": "0s"},
         "policies": [{"name": "mcp", "match": {"path": "/mcp"}, "resume": resume}],
     }
     with tempfile.TemporaryDirectory() as home:

@@ -33,11 +33,12 @@ cd tests && ../.venv/bin/python -m interop.table
 SDKs: {{versions}}.
 
 - *call*: what became of the pending call. **spliced** is the result of another execution, or of another session.
-- *ended*: seconds from the fault to that end. "pending" calls had not ended when the test gave up.
-- *runs*: how often the tool was executed.
+  "pending" had not ended when the test gave up, after 10 s; "died" took the whole client with it.
+- *ended*: seconds from the fault to that end.
+- *runs*: how often the tool was executed, as the server counts that answers in the end.
 - *next POST*: the status of the next request on the old session; 404 tells a client to start over.
 - *new session*: whether it then worked.
-- *requests*: of that session at the server in the {WINDOW:.0f} s after the fault, the next POST included.
+- *requests*: of that session at the server in the {WINDOW:.0f} s after the fault, the next POST and a DELETE included.
 
 "Default policy" is `accept: [connection, epoch]` with `unproven: restart`. Where no epoch is told, a stream can be
 resumed only from the connection that epochgate holds; `overlap` adds a proof for servers without epochs.
@@ -127,7 +128,8 @@ def _call(outcome: Outcome) -> str:
     if outcome.answer != "error":
         return outcome.answer
     code = "" if outcome.code is None else f" {outcome.code}"
-    return f"error{code}: {outcome.detail.replace('|', ' ')}"
+    detail = outcome.detail.removeprefix(f"MCP error{code}: ")  # one SDK says so in its message
+    return f"error{code}: {detail.replace('|', ' ')}"
 
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:

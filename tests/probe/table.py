@@ -68,12 +68,14 @@ How to read the recommendation:
 | `mode: bypass` | the server has no sessions: nothing to guard |
 | `epoch.sources` | the server sends an epoch token there: any resume can be proven, on any connection |
 | `accept: [connection, epoch]` | without a token a resume is proven by the connection that epochgate holds (`hold.time`), and by nothing else |
-| `overlap` as well | the server closes streams on purpose, so that held connections do not help; it tells lost sessions and replays faithfully |
+| `overlap` as well | the server closes streams on purpose, so that held connections do not help; its buffer ends with the session, and it replays faithfully |
 | `event_ids: increasing` | one counter numbers all sessions: gaps mean nothing |
 
-`overlap` rests on what the server showed: that it refuses a session which it has lost. A server that silently creates a lost
-session anew, on top of its old buffer, cannot be told from a healthy one by a replay. Where that could happen, leave
-`overlap` out, or let the server send an epoch token.
+A server that silently creates a lost session anew, on top of its old buffer, cannot be told from a healthy one by a replay.
+So `overlap` is recommended only where the buffer ends with the session. The last row of the first table is a server that
+closes streams on purpose and whose buffer outlives them: its report says so, leaves `overlap` out, and leaves it to you.
+Without it such a server's long calls are started over at each close; with it they pass, and a splice of this kind passes too.
+Only an epoch token gives both.
 """  # noqa: E501
 
 

@@ -202,6 +202,13 @@ async def test_the_policy_follows_what_was_found() -> None:
         report = await probe(server, STREAMING)
     assert policy(report)["resume"]["accept"] == ["connection", "epoch"]
     assert "no overlap" in report.as_text()
+    assert "a lost session does not show" in report.as_text()
+    knobs = Knobs(closes=True, scoped=False, outlives=True, replay="lossy", reconnect="lossy")
+    async with ScriptedServer(knobs).running() as server:
+        report = await probe(server, STREAMING)
+    assert policy(report)["resume"]["accept"] == ["connection", "epoch"]
+    assert report.recommendation is not None
+    assert "its buffer may outlive the session and its replay is not what was sent" in report.recommendation.reasons[0]
 
 
 async def test_it_keeps_its_bound_of_time() -> None:

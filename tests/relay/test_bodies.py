@@ -7,6 +7,7 @@ import hashlib
 import random
 
 import pytest
+
 from relay.wire import CHUNKED_OK, Peer, chunked, get, ok, post, settle
 
 EVERY_BYTE = bytes(range(256))

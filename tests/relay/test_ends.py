@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from relay.wire import CHUNKED_OK, Peer, get, settle
 
 HEADS = {
@@ -35,7 +36,14 @@ def end(server: Peer, how: str) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize(
     ("framing", "how"),
-    [("sized", "FIN"), ("sized", "RST"), ("chunked", "FIN"), ("chunked", "RST"), ("close", "RST"), ("1.0 close", "RST")],
+    [
+        ("sized", "FIN"),
+        ("sized", "RST"),
+        ("chunked", "FIN"),
+        ("chunked", "RST"),
+        ("close", "RST"),
+        ("1.0 close", "RST"),
+    ],
 )
 async def test_t4_truncated_is_aborted(relay, framing, how, stream):
     """What came is passed on, and nothing that makes it look complete."""

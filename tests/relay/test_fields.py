@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
-from relay.wire import PATIENCE, get, ok, post, running
+
+from relay.wire import get, ok, post, running
 
 HOP_BY_HOP = [
     b"Keep-Alive: timeout=5", b"Proxy-Connection: keep-alive", b"Proxy-Authenticate: Basic", b"TE: trailers",
-    b"Proxy-Authorization: Basic eA==", b"Trailer: X-Sum", b"Upgrade: foo/2", b"X-Bar: 1", b"x-BAR: 2", b"HTTP2-Settings: AA",
+    b"Proxy-Authorization: Basic eA==", b"Trailer: X-Sum", b"Upgrade: foo/2", b"X-Bar: 1", b"x-BAR: 2",
+    b"HTTP2-Settings: AA",
 ]  # fmt: skip
 CONNECTION = [b"Connection: keep-alive, x-bar", b"connection:  HTTP2-SETTINGS ,,"]
 ODD = [
     b"mcp-session-ID: abc", b"X-Twice: 1", b"x-twice: 2", b"X-TWICE: 1", b"Cookie: a=1", b"Cookie: b=2", b"X-Empty:",
-    b"X-Latin: caf\xe9", b"X-Utf8: caf\xc3\xa9", b"X-Comma: a, b,,c", b"X_Under_Score!#$%&'*+-.^`|~: ok", b"X-Quote: \"a\\\"b\"",
-    b"X-Inner: a \t b", b"Via: 1.0 fred, 1.1 p.example", b"Warning: 199 - \"x\"", b"1: one",
+    b"X-Latin: caf\xe9", b"X-Utf8: caf\xc3\xa9", b"X-Comma: a, b,,c", b"X_Under_Score!#$%&'*+-.^`|~: ok",
+    b'X-Quote: "a\\"b"',
+    b"X-Inner: a \t b", b"Via: 1.0 fred, 1.1 p.example", b'Warning: 199 - "x"', b"1: one",
 ]  # fmt: skip
 
 
@@ -30,7 +35,13 @@ async def test_t2_request_fields_arrive_as_they_were(relay):
 
 async def test_t2_answer_fields_arrive_as_they_were(relay):
     client, server, _ = await relay.asked(get())
-    fields = [*ODD, b"Set-Cookie: a=1", b"Set-Cookie: b=2", b"set-cookie: a=1", b"WWW-Authenticate: Basic, Digest x=\"y\""]
+    fields = [
+        *ODD,
+        b"Set-Cookie: a=1",
+        b"Set-Cookie: b=2",
+        b"set-cookie: a=1",
+        b'WWW-Authenticate: Basic, Digest x="y"',
+    ]
     await server.send(ok(b"", *fields))
     assert (await client.message()).fields == pairs(*fields, b"Content-Length: 0")
 
@@ -134,7 +145,8 @@ async def test_t2_long_targets_pass(relay):
 async def test_t2_larger_heads_of_requests_get_431(relay, data):
     """The whole answer arrives although the client is still sending, and says nothing of what was sent."""
     client = await relay.connect()
-    answer = await client_answer(client, data)
+    await client.send(data)
+    answer = await client.message()
     assert answer.status == 431
     assert b"sss" not in answer.body
     assert b"secret" not in answer.body
@@ -142,35 +154,22 @@ async def test_t2_larger_heads_of_requests_get_431(relay, data):
     assert await relay.unasked()
 
 
-async def client_answer(client, data):
-    """The answer to a client that sends first and reads then, as most do."""
-    await client.send(data)
-    return await client.message()
-
-
-async def test_t2_a_field_without_end_is_cut_off(relay):
-    """The proxy does not keep what has no end: a head, a trailer, a chunk extension."""
-    starts = {
-        b"head": b"GET / HTTP/1.1\r\nX: ",
-        b"trailer": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ",
-        b"extension": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;",
-    }
-    for what, start in starts.items():
-        client = await relay.connect()
-        sent = 0
-        await client.send(start)
-        try:
-            while sent < 30_000_000:
-                await client.send(b"x" * 65_536)
-                sent += 65_536
-        except ConnectionError:
-            pass
-        assert sent < 25_000_000, what  # what the kernel holds on its way, at most
+@pytest.mark.parametrize("start", [b"0\r\nX: ", b"1;name="], ids=["trailer", "chunk extension"])
+async def test_t2_what_has_no_end_in_a_body_gets_431(relay, start):
+    """A trailer or a chunk extension is not kept without a limit; the upstream's half of the request is aborted."""
+    client = await relay.connect()
+    await client.send(get(b"/", b"Transfer-Encoding: chunked", method=b"POST") + start)
+    server = await relay.accept()
+    await server.head()
+    await client.send(b"x" * 5_000_000)
+    assert (await client.message()).status == 431
+    assert await client.gone()
+    assert await server.rest() == b""
 
 
 async def test_t2_trailers_end_here(relay):
     head = get(b"/", b"Transfer-Encoding: chunked", method=b"POST")
-    client, server, request = await relay.asked(head + b"1\r\na\r\n0\r\nAuthorization: x\r\nContent-Length: 5\r\n\r\n")
+    client, server, request = await relay.asked(head + b"1\r\na\r\n0\r\nAuthorization: x\r\n\r\n")
     assert request.body == b"a"
     assert request.get(b"authorization") is None
     await server.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nb\r\n0\r\nSet-Cookie: x\r\n\r\n")
@@ -191,21 +190,18 @@ async def test_t2_larger_heads_of_answers_become_502(relay, kind):
         "unfinished": b"HTTP/1.1 200 OK\r\nX: " + b"s" * 2_000_000,
         "trailer": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"s" * 8_000_000,
     }[kind]
+    await attempt(server, data)
     if kind == "trailer":  # the head is out: the answer breaks off
-        await client_survives(server, data)
         await client.head()
-        assert await client.gone()
+        assert await client.rest() == b""
         return
-    await client_survives(server, data)
     answer = await client.message()
     assert answer.status == 502
     assert b"sss" not in answer.body
     assert b"secret" not in answer.body
 
 
-async def client_survives(server, data):
+async def attempt(server, data):
     """Send to somebody who may cut it off."""
-    try:
+    with contextlib.suppress(ConnectionError):
         await server.send(data)
-    except (ConnectionError, TimeoutError):
-        assert PATIENCE

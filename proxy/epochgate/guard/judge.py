@@ -87,7 +87,7 @@ class Judge:
         self.position = cursor.position if cursor is not None else -1
         self._outage_at = outage_at
         self._token: str | None = None  # the first one on this connection
-        self._last_id = self.stream.last_id  # before this connection: a new priming event may leave a gap, not hide one
+        self._last_id = self.stream.last_message_id  # what a new priming event skips is a gap all the same (E3)
         self._next = self.position + 1  # the position that must come next
         self._overlap = False
         self._matched = False  # an event of the record has come on this connection
@@ -152,8 +152,7 @@ class Judge:
         return self.verdict
 
     def _blamed(self, found: Verdict) -> Verdict:
-        """What a contradiction amounts to. Where the record lacks its end, only another epoch is the upstream's fault: the
-        cursor may be the id of an event that is missing (R3)."""
+        """What a contradiction amounts to: little on a record that lacks its end, and so perhaps the cursor's event."""
         if self.stream.torn and found.reason is not Reason.EPOCH_CHANGED:
             return unproven(Reason.UNKNOWN_CURSOR)
         return found

@@ -82,6 +82,11 @@ class Stream:
         """The position that the next event gets."""
         return self.first + len(self.events)
 
+    @property
+    def last_message_id(self) -> bytes | None:
+        """The last id that a message had; that of a priming event only where no message had any."""
+        return next((e.id for e in reversed(self.events) if e.id is not None and not e.priming), self.last_id)
+
     def at(self, position: int) -> Event | None:
         """The event at a position, None where it is forgotten or still to come."""
         index = position - self.first
@@ -125,8 +130,9 @@ class Session:
     """What an `Mcp-Session-Id` names, in one epoch of it."""
 
     __slots__ = (
-        "active_at", "boundary_at", "changed", "credentials", "delivered", "fence", "fenced_at", "id", "index", "instance", "key_base",
-        "limits", "next_key", "open_flows", "opened_at", "policy", "shared_ids", "streams", "token", "watcher",
+        "active_at", "boundary_at", "credentials", "delivered", "fence", "fenced_at", "id", "index",
+        "instance", "key_base", "limits", "next_key", "open_flows", "opened_at", "policy", "shared_ids", "streams",
+        "token", "watcher", "would_be_fenced",
     )  # fmt: skip
 
     def __init__(self, session_id: bytes, credentials: bytes, token: str | None, limits: Limits, now: float) -> None:

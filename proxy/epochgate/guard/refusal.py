@@ -25,8 +25,8 @@ _SESSION_WORDS = re.compile(rb"session|initiali[sz]ed", re.IGNORECASE)
 _SESSION = rb"session(?![_-]?(?:name|type|title|key|kind|label|data|state|count|length|file|path|date|time|mode)s?\b)"
 _LOST_SESSION = re.compile(
     rb"(?<![a-z])(?:missing|invalid(?! request)|unknown|expired|valid|no|not find|cannot find)(?![a-z])[^.\n]{0,40}%b"
-    rb"|%b[^.\n]{0,40}(?<![a-z])(?:missing|invalid|unknown|expired|not|no longer|required|terminated|closed|ended|evicted"
-    rb"|deleted|timed out)(?![a-z])|not[ _-]?found[^.\n]{0,40}%b|session_?not_?found"
+    rb"|%b[^.\n]{0,40}(?<![a-z])(?:missing|invalid|unknown|expired|not|no longer|required|terminated|closed|ended"
+    rb"|evicted|deleted|timed out)(?![a-z])|not[ _-]?found[^.\n]{0,40}%b|session_?not_?found"
     rb"|not[ _-]?(?:been )?initiali[sz]ed|uninitiali[sz]ed" % (_SESSION, _SESSION, _SESSION),
     re.IGNORECASE,
 )

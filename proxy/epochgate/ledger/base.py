@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from epochgate.guard.record import Session
 from epochgate.ledger.state import Change, Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Which stream is resumed, and by whom."""
+
+    cursor: bytes
+    credentials: bytes
 
 
 class Ledger(Protocol):
@@ -20,10 +29,10 @@ class Ledger(Protocol):
     def get(self, session_id: bytes, now: float) -> Session | None:
         """The record that is at hand at `now` (s since 1970), without waiting; fenced sessions included."""
 
-    async def find(self, session_id: bytes, now: float, cursor: bytes | None = None) -> Session | None:
+    async def find(self, session_id: bytes, now: float, resume: Resume | None = None) -> Session | None:
         """The record, wherever it is kept. Never raises: a store that does not answer knows nothing.
 
-        `cursor` of a resume: what other processes have recorded counts, and is waited for a moment.
+        For a resume what other processes have recorded counts as well, and is waited for a moment.
         """
 
     def open(self, session_id: bytes, credentials: bytes, token: str | None, policy: str, now: float) -> Session:
@@ -56,6 +65,8 @@ class Written(Enum):
 class Store(Protocol):
     """Where a `KeptLedger` keeps its records. Every call may raise StoreError, and then may have worked or not."""
 
+    read_within: float  # s that a request may wait for it
+
     async def open(self, key: bytes) -> bytes:
         """Begin, again after a failure. Returns the key of all fingerprints: the one that is kept, or else `key`.
 
@@ -66,7 +77,10 @@ class Store(Protocol):
         """Write changes, each in one step, and remove sessions. Says for each change what became of it."""
 
     async def read(self, session_id: bytes, life: str, head_rev: int, revs: dict[int, int]) -> Kept | None:
-        """A session, without the streams that are unchanged since the revisions that are known of this epoch (`life`)."""
+        """A session, without the streams that are unchanged since these revisions of this epoch (`life`).
+
+        Raises ValueError where what is there is no session.
+        """
 
     async def tidy(self) -> None:
         """Remove what is past its time; called once a minute or so."""

@@ -12,31 +12,32 @@ import structlog
 
 from epochgate.errors import ConfigurationError, StoreError
 from epochgate.guard.record import Session
-from epochgate.ledger.base import Store, Written
+from epochgate.ledger.base import Resume, Store, Written
 from epochgate.ledger.memory import Records
 from epochgate.ledger.mirror import Mirror
-from epochgate.ledger.state import Change, Kept, restore
+from epochgate.ledger.state import Kept, restore
 
 GATHER = 0.05  # s that a change waits for others, so that they are written together
 BATCH = 256  # sessions written at once
 OPEN_WITHIN = 5.0  # s that the start waits for the store
-READ_WITHIN = 0.25  # s that a request waits for the store
 WRITE_WITHIN = 10.0  # s
 FLUSH_WITHIN = 5.0  # s that the end waits for the store
 RETRY_AFTER = (0.1, 0.25, 0.5, 1.0, 2.0)  # s, the last one again and again
 TIDY_EVERY = 60.0  # s
 
-Trouble = StoreError | ConfigurationError | TimeoutError
+Trouble = (StoreError, ConfigurationError, TimeoutError)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class KeptLedger:
-    """See `Ledger`. What is in memory is what counts here; a store that is away costs nothing but what it does not keep."""
+    """See `Ledger`. What is in memory counts here; a store that is away costs nothing but what it does not keep."""
 
     def __init__(self, records: Records, store: Store) -> None:
         self.key = secrets.token_bytes(32)
         self.on_key: Callable[[bytes], None] | None = None  # is told where the kept key becomes known after the start
+        self.on_fenced: Callable[[Session], None] | None = None  # another process has fenced it: what is held is void
+        self.on_resumed: Callable[[Session, Resume], None] | None = None  # the stream goes on in another process
         self.failures = 0  # of the store, for the metrics
         self.problem: str | None = None
         self.records = records
@@ -47,6 +48,7 @@ class KeptLedger:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._round: asyncio.Future[None]  # done when another batch is written
         self._timer: asyncio.TimerHandle | None = None
         self._reads: dict[bytes, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -58,7 +60,7 @@ class KeptLedger:
         """See `Ledger`."""
         return self.records.get(session_id, now)
 
-    async def find(self, session_id: bytes, now: float, cursor: bytes | None = None) -> Session | None:  # noqa: ARG002
+    async def find(self, session_id: bytes, now: float, resume: Resume | None = None) -> Session | None:  # noqa: ARG002
         """See `Ledger`."""
         session = self.records.get(session_id, now)
         if session is None:
@@ -83,25 +85,34 @@ class KeptLedger:
         """See `Ledger`."""
         return self.records.all()
 
+    @property
+    def works(self) -> bool:
+        """Whether the store can be asked."""
+        return self._opened
+
     # -- life
 
     async def start(self) -> None:
         """See `Ledger`. A store that is away does not keep the proxy from starting."""
+        self._round = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait_for(self._open(), OPEN_WITHIN)
+            async with asyncio.timeout(OPEN_WITHIN):
+                await self._open()
         except (StoreError, TimeoutError) as error:
             self._failed(error)
         self._tasks = [asyncio.create_task(self._write_behind()), asyncio.create_task(self._tidy())]
 
     async def flush(self) -> None:
         """See `Ledger`."""
-        self._wake.set()
-        await self._idle.wait()
+        if not self._idle.is_set():
+            self._wake.set()
+            await self._idle.wait()
 
     async def close(self) -> None:
         """See `Ledger`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.flush(), FLUSH_WITHIN)
+            async with asyncio.timeout(FLUSH_WITHIN):
+                await self.flush()
         left = len(self._queue)
         if left:
             log.error("store.lost", sessions=left, message=self.problem)
@@ -153,19 +164,26 @@ class KeptLedger:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            while self._queue or self._removed or not self._opened:
-                try:
-                    if not self._opened:
-                        await self._open()
+            try:
+                if not self._opened:
+                    await self._open()
+                if self._queue or self._removed:
                     await self._write()
-                except Trouble as error:
-                    self._failed(error)
-                    await asyncio.sleep(RETRY_AFTER[min(failed, len(RETRY_AFTER) - 1)])
-                    failed += 1
-                else:
-                    failed = 0
-                    self._works()
-            self._idle.set()
+            except Trouble as error:
+                self._failed(error)
+                await asyncio.sleep(RETRY_AFTER[min(failed, len(RETRY_AFTER) - 1)])
+                failed += 1
+            else:
+                failed = 0
+                self._recovered()
+            self._round.set_result(None)
+            self._round = asyncio.get_running_loop().create_future()
+            if not self._queue and not self._removed and self._opened:
+                self._idle.set()
+            elif len(self._queue) >= BATCH or not self._opened:
+                self._wake.set()
+            else:
+                self._soon()
 
     async def _write(self) -> None:
         """Write one batch."""
@@ -175,12 +193,12 @@ class KeptLedger:
         now = time.time()
         for mirror in mirrors:
             del self._queue[mirror]
-            mirror.queued = False
             changes.append(mirror.collect(self._lifetime(mirror.session, now)))
         for session_id in removed:
             del self._removed[session_id]
         try:
-            outcomes = await asyncio.wait_for(self._store.write(changes, removed), WRITE_WITHIN)
+            async with asyncio.timeout(WRITE_WITHIN):
+                outcomes = await self._store.write(changes, removed)
         except Trouble:
             for mirror, change in zip(mirrors, changes, strict=True):
                 mirror.give_back(change)
@@ -197,6 +215,12 @@ class KeptLedger:
                 if mirror.session.watcher is mirror:
                     self._enqueue(mirror)
 
+    async def written(self, mirror: Mirror) -> None:
+        """Wait until what was recorded so far of a session is kept."""
+        while mirror.session.watcher is mirror and (mirror.queued or mirror.writing):
+            self._wake.set()
+            await asyncio.shield(self._round)
+
     def _is_gone(self, session_id: bytes) -> bool:
         return self.records.get(session_id, time.time()) is None
 
@@ -207,9 +231,15 @@ class KeptLedger:
 
     # -- read
 
-    async def read(self, session_id: bytes) -> None:
-        """Bring the record of a session up to what the store has. A store that fails changes nothing."""
+    async def read(self, session_id: bytes, *, anew: bool = False) -> None:
+        """Bring the record of a session up to what the store has. A store that fails changes nothing.
+
+        Who comes while it is being read shares the reading; `anew`: not one that began before.
+        """
         task = self._reads.get(session_id)
+        if task is not None and anew:
+            await asyncio.wait((task,))
+            task = self._reads.get(session_id)
         if task is None:
             task = self._reads[session_id] = asyncio.create_task(self._read(session_id))
             task.add_done_callback(lambda _: self._reads.pop(session_id, None))
@@ -224,26 +254,20 @@ class KeptLedger:
         if session is not None:
             mirror = mirror_of(session)
             life, known = mirror.life, mirror.known()
+        began = asyncio.get_running_loop().time()
         try:
-            kept = await asyncio.wait_for(self._store.read(session_id, life, *known), READ_WITHIN)
+            async with asyncio.timeout(self._store.read_within):
+                kept = await self._store.read(session_id, life, *known)
+            if self.records.get(session_id, now) is session and session_id not in self._removed:
+                self.take(session_id, session, kept, now)
         except Trouble as error:
             self._failed(error)
-            return
-        if session_id in self._removed:
-            return
-        if self.records.get(session_id, now) is not session:
-            return  # granted anew while the store was asked
-        try:
-            self.take(session_id, session, kept, now)
         except ValueError as error:  # those of msgspec are, too
-            self.failures += 1
-            log.error(
-                "store.unreadable", message=str(error), remedy="the session is unknown, and removed from the store"
-            )
-            self._removed[session_id] = None
-            if session is not None and session.watcher is not None:
-                mirror_of(session).forgotten()
-            self._hurry()
+            self._unreadable(session_id, session, error)
+        else:
+            session = self.records.get(session_id, now)
+            if session is not None:
+                mirror_of(session).read_at = began
 
     def take(self, session_id: bytes, session: Session | None, kept: Kept | None, now: float) -> None:
         """Take what the store has of a session."""
@@ -267,6 +291,15 @@ class KeptLedger:
         if kept.torn:
             self._enqueue(mirror)
 
+    def _unreadable(self, session_id: bytes, session: Session | None, error: ValueError) -> None:
+        self.failures += 1
+        log.warning("store.unreadable", message=str(error), remedy="what the store has of the session is removed")
+        self._removed[session_id] = None
+        if session is not None and isinstance(session.watcher, Mirror):
+            session.watcher.forgotten()
+            self._enqueue(session.watcher)
+        self._hurry()
+
     # -- the store comes and goes
 
     async def _open(self) -> None:
@@ -277,7 +310,7 @@ class KeptLedger:
             if self.on_key is not None:
                 self.on_key(key)
 
-    def _failed(self, error: Trouble) -> None:
+    def _failed(self, error: StoreError | ConfigurationError | TimeoutError) -> None:
         """Until it was opened anew the store is not asked for anything, so that nobody waits for it."""
         self._opened = False
         self.failures += 1
@@ -287,7 +320,7 @@ class KeptLedger:
         self.problem = f"store: {message}"
         self._hurry()
 
-    def _works(self) -> None:
+    def _recovered(self) -> None:
         if self.problem is not None:
             self.problem = None
             log.info("store.recovered")

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from epochgate.guard.record import Limits, Session
+from epochgate.ledger.base import Resume
 
 _SCAN = 64  # records looked at for one without open streams before the oldest has to go
 _SWEEP_EVERY = 256  # openings
@@ -98,7 +99,7 @@ class MemoryLedger:
         """See `Ledger`."""
         return self._records.get(session_id, now)
 
-    async def find(self, session_id: bytes, now: float, cursor: bytes | None = None) -> Session | None:  # noqa: ARG002
+    async def find(self, session_id: bytes, now: float, resume: Resume | None = None) -> Session | None:  # noqa: ARG002
         """See `Ledger`."""
         return self._records.get(session_id, now)
 

@@ -1,4 +1,4 @@
-"""What of a session still has to be written. The records themselves are the queue: what waits costs no memory of its own."""
+"""What of a session still has to be written. The records themselves are the queue: what waits costs no memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from epochgate.guard.mcp import RpcId
 from epochgate.guard.record import Event, Session, Stream, Watcher
 from epochgate.ledger.state import (
     BLOCK,
+    NEVER,
     Change,
     Kept,
     StreamChange,
@@ -46,13 +47,17 @@ class Mirror(Watcher):
     """Hears of the changes of one session, and calls `queue` when there is something to write."""
 
     __slots__ = (
-        "_changed", "_gone", "_head", "_head_rev", "_queue", "_whole", "_written", "active_at", "life", "queued", "session",
+        "__weakref__", "_changed", "_gone", "_head", "_head_rev", "_left", "_under_way", "_queue", "_whole", "_written", "active_at",
+        "life", "queued", "read_at", "session", "writers", "writing",
     )  # fmt: skip
 
     def __init__(self, session: Session, life: str, queue: Queue) -> None:
         self.session = session
         self.life = life
         self.queued = False
+        self.writing = False
+        self.read_at = NEVER  # when it was last compared with the store, on the clock of the loop
+        self.writers: frozenset[str] = frozenset()  # the processes that wrote to the session, as far as is known
         self.active_at = 0.0  # the time of the last traffic that the store knows
         self._queue = queue
         self._whole = True
@@ -61,6 +66,8 @@ class Mirror(Watcher):
         self._written: dict[int, _Written] = {}
         self._changed: dict[int, None] = dict.fromkeys(session.streams)
         self._gone: set[int] = set()
+        self._left: set[str] = set()
+        self._under_way: frozenset[int] = frozenset()  # streams whose change is being written
 
     # -- what is heard
 
@@ -75,24 +82,24 @@ class Mirror(Watcher):
         if abs(session.active_at - self.active_at) > TOUCH_EVERY:
             self._queue(self)
 
-    def stream_opened(self, session: Session, stream: Stream) -> None:
+    def stream_opened(self, session: Session, stream: Stream) -> None:  # noqa: ARG002
         """See `Watcher`."""
         self._changed[stream.key] = None
         self._queue(self)
 
-    def stream_forgotten(self, session: Session, stream: Stream) -> None:
+    def stream_forgotten(self, session: Session, stream: Stream) -> None:  # noqa: ARG002
         """See `Watcher`."""
         self._changed.pop(stream.key, None)
         if self._written.pop(stream.key, None) is not None:
             self._gone.add(stream.key)
         self._queue(self)
 
-    def stream_changed(self, session: Session, stream: Stream) -> None:
+    def stream_changed(self, session: Session, stream: Stream) -> None:  # noqa: ARG002
         """See `Watcher`."""
         self._changed[stream.key] = None
         self._queue(self)
 
-    def event_added(self, session: Session, stream: Stream, event: Event, answers: tuple[RpcId, ...]) -> None:
+    def event_added(self, session: Session, stream: Stream, event: Event, answers: tuple[RpcId, ...]) -> None:  # noqa: ARG002
         """See `Watcher`."""
         self._changed[stream.key] = None
         if not self.queued:
@@ -117,6 +124,9 @@ class Mirror(Watcher):
                     stream.end,
                 )
         self._changed = {}
+        self.queued = False
+        self.writing = True
+        self._under_way = frozenset(streams)
         return Change(
             session_id=session.id,
             life=self.life,
@@ -128,25 +138,32 @@ class Mirror(Watcher):
             head=None if head == self._head else head,
             streams=streams,
             gone=frozenset(self._gone),
+            left=frozenset(self._left),
         )
 
     def confirm(self, change: Change) -> None:
         """The store has it."""
+        self.writing = False
+        self._under_way = frozenset()
         self._whole = False
         self.active_at = change.active_at
-        if change.head is not None:
+        if change.head is not None and self._head_rev == change.head_base:
             self._head = change.head
             self._head_rev += 1
         for key, stream in change.streams.items():
             if key in self.session.streams:
-                self._written[key] = _Written(stream.base + 1, stream.end)
+                if self._written.get(key, _Written()).rev <= stream.base:
+                    self._written[key] = _Written(stream.base + 1, stream.end)
             else:  # forgotten while it was written
                 self._gone.add(key)
                 self._queue(self)
         self._gone -= change.gone
+        self._left -= change.left
 
     def give_back(self, change: Change) -> None:
         """The store may have it or not: it has to be written again."""
+        self.writing = False
+        self._under_way = frozenset()
         self._changed.update(dict.fromkeys(change.streams))
 
     # -- what the store says
@@ -161,6 +178,7 @@ class Mirror(Watcher):
         self.active_at = kept.active_at
         self._head_rev = kept.head_rev
         self._head = None if kept.torn else kept.head
+        self.writers = kept.writers
         for key, stream in kept.streams.items():
             self._written[key] = _Written(stream.rev, self.session.streams[key].end)
         self._changed = dict.fromkeys(self.session.streams) if kept.torn else {}
@@ -175,11 +193,12 @@ class Mirror(Watcher):
         self._changed = dict.fromkeys(self.session.streams)
 
     def merge(self, kept: Kept) -> None:
-        """The store has the same epoch of the session, with what other processes recorded. Nothing of either is lost."""
+        """The store has the same epoch of the session, and what other processes recorded. Nothing of either is lost."""
         session = self.session
         if kept.head_rev != self._head_rev:
             take_head(session, decode_head(kept.head))
             self._head_rev, self._head = kept.head_rev, kept.head
+        self.writers = kept.writers
         session.active_at = max(session.active_at, kept.active_at)
         self.active_at = kept.active_at
         for key, kept_stream in kept.streams.items():
@@ -188,17 +207,23 @@ class Mirror(Watcher):
             stream = session.streams.get(key)
             if stream is None:
                 end = add_stream(session, key, kept_stream)
-            elif key in self._changed:
+            elif key in self._changed or key in self._under_way:
                 end = merge_stream(stream, kept_stream, self._written.get(key, _Written()).end)
             else:
                 end = replace_stream(stream, kept_stream)
             self._written[key] = _Written(kept_stream.rev, end)
         for key in [key for key in self._written if key not in kept.streams and key not in kept.unchanged]:
             del self._written[key]
-            if key not in self._changed and key in session.streams:
+            if key not in self._changed and key not in self._under_way and key in session.streams:
                 session.forget(session.streams[key])
         self._gone &= kept.streams.keys() | kept.unchanged
         reindex(session)
-        if kept.torn:
-            tear(session)
-            self._changed = dict.fromkeys(session.streams)
+
+    def leave(self, left: frozenset[str], *, torn: bool) -> None:
+        """These processes have ended. `torn`: at least one was killed, and what it recorded last may be missing."""
+        self._left |= left
+        self.writers -= left
+        if torn:
+            tear(self.session)
+            self._changed = dict.fromkeys(self.session.streams)
+        self._queue(self)

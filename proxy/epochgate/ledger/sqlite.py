@@ -1,7 +1,7 @@
 """A file as the store (`sqlite:///path`), for one process. SQLite works in threads of its own, never on the event loop.
 
-Session ids and event ids stand in the file as they are, since they are compared and sent again (R5): it is private to its
-owner. Of credentials it has fingerprints only, and the key of these is in the file as well (L7).
+Session ids and event ids stand in the file as they are, since they are compared and sent again (R5): it is private to
+its owner. Of credentials it has fingerprints only, and the key of these is in the file as well (L7).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ T = TypeVar("T")
 
 
 class SqliteStore:
-    """See `Store`. `sessions`: how many of either kind, live and fenced, are kept; the least recently active one goes first."""
+    """See `Store`. It keeps `sessions` of either kind, live and fenced; the least recently active one goes first."""
+
+    read_within = 1.0
 
     def __init__(self, path: str, *, sessions: int) -> None:
         self._path = Path(path)
@@ -117,12 +119,11 @@ class SqliteStore:
             self._lock = lock
 
     def _migrate(self, writer: sqlite3.Connection, version: int) -> None:
-        steps = sorted(
-            entry for entry in resources.files("epochgate.ledger").iterdir() if entry.name.startswith("sqlite-")
-        , key=lambda entry: entry.name)
+        found = (entry for entry in resources.files("epochgate.ledger").iterdir() if entry.name.startswith("sqlite-"))
+        steps = sorted(found, key=lambda entry: entry.name)
         if version > len(steps):
             raise ConfigurationError(
-                f"store.url: {self._path} was written by a newer version of epochgate; run that one, or name another file"
+                f"store.url: {self._path} was written by a newer epochgate; run that one, or name another file"
             )
         for number, step in enumerate(steps[version:], version + 1):
             # One transaction, so that a kill leaves the file as it was before.

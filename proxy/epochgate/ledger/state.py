@@ -1,7 +1,7 @@
 """A record as a store keeps it: a head, a state for each stream, and the events of a stream in blocks.
 
-A block holds the events of `BLOCK` neighbouring positions. It is written anew as a whole while it fills, so that a write that
-comes twice does no harm, and that what is kept of an event costs little more than the event.
+A block holds the events of `BLOCK` neighbouring positions. It is written anew as a whole while it fills, so that a
+write that comes twice does no harm, and that what is kept of an event costs little more than the event.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from epochgate.guard.mcp import RpcId
 from epochgate.guard.record import Event, Limits, Origin, Session, Stream
 
 BLOCK = 32  # events
+KEYS = 1 << 32  # how many streams each of the processes that share a session can count
 NEVER = float("-inf")
 
 Row = tuple[bytes | None, bytes, float]  # an event: id, digest, at
@@ -36,7 +37,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     instance: bytes | None
     boundary_at: float
     policy: str
-    changed: bool
+    would_be_fenced: bool
 
 
 class StreamState(msgspec.Struct, frozen=True, array_like=True):
@@ -77,6 +78,7 @@ class Kept:
     head: bytes
     streams: dict[int, KeptStream]
     unchanged: frozenset[int] = field(default=frozenset())
+    writers: frozenset[str] = field(default=frozenset())  # the processes that wrote it
     torn: bool = False  # whoever wrote it died: the last of it may be missing
 
 
@@ -93,7 +95,7 @@ class StreamChange:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be written of a session, in one step. `whole`: all of it, so that the store may begin a record with it."""
+    """What is to be written of a session, in one step. `whole`: all of it, so that a record may begin with it."""
 
     session_id: bytes
     life: str
@@ -105,6 +107,7 @@ class Change:
     head: bytes | None  # None: as it is there
     streams: dict[int, StreamChange]
     gone: frozenset[int]
+    left: frozenset[str]  # processes that were found to have ended, and are asked no more
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -128,7 +131,7 @@ def encode_head(session: Session) -> bytes:
             instance=session.instance,
             boundary_at=session.boundary_at,
             policy=session.policy,
-            changed=session.changed,
+            would_be_fenced=session.would_be_fenced,
         )
     )
 
@@ -194,12 +197,12 @@ def restore(session_id: bytes, kept: Kept, limits: Limits) -> Session:
     session.active_at = kept.active_at
     session.policy = head.policy
     take_head(session, head)
-    for key, kept_stream in sorted(kept.streams.items(), key=lambda item: item[0] & 0xFFFFFFFF):
+    for key, kept_stream in sorted(kept.streams.items(), key=lambda item: item[0] % KEYS):
         state = _decode_state(kept_stream.state)
         stream = Stream(key, state.origin, (), state.credentials)
         _fill(stream, state, _Events(state, kept_stream.blocks))
         session.streams[key] = stream
-    session.next_key = max(session.next_key, len(session.streams))
+    session.next_key = max([session.next_key, *(key % KEYS + 1 for key in session.streams)])
     reindex(session)
     if kept.torn:
         tear(session)
@@ -219,7 +222,7 @@ def take_head(session: Session, head: Head) -> None:
         session.fence, session.fenced_at = head.fence, head.fenced_at
     session.shared_ids = session.shared_ids or head.shared_ids
     session.delivered = session.delivered or head.delivered
-    session.changed = session.changed or head.changed
+    session.would_be_fenced = session.would_be_fenced or head.would_be_fenced
     session.next_key = max(session.next_key, 2 if head.several else 0)
     if head.instance is not None and session.instance is None:
         session.instance = head.instance
@@ -253,7 +256,8 @@ def replace_stream(stream: Stream, kept: KeptStream) -> int:
 def merge_stream(stream: Stream, kept: KeptStream, written: int) -> int:
     """Two processes went on with a stream from position `written`: none of it is lost. `reindex` has to follow.
 
-    Returns where it ends in the store. What the store has comes first. Where each has events that the other lacks, their order is not known: the record is torn.
+    Returns where it ends in the store. What the store has comes first. Where each has events that the other lacks,
+    their order is not known: the record is torn.
     """
     state = _decode_state(kept.state)
     theirs = _Events(state, kept.blocks)
@@ -306,16 +310,13 @@ def _owes(data: bytes) -> Iterable[RpcId]:
 
 
 def reindex(session: Session) -> None:
-    """Find out anew which stream had an id last, and whether ids were seen on two streams."""
+    """Find out anew which stream had an id last."""
     index: dict[bytes, Stream] = {}
     times: dict[bytes, float] = {}
     for stream in session:
-        for id, position in stream.positions.items():
+        for event_id, position in stream.positions.items():
             event = stream.at(position)
             at = NEVER if event is None else event.at
-            other = index.get(id)
-            if other is not None and Origin.UNKNOWN not in (other.origin, stream.origin):
-                session.shared_ids = True
-            if other is None or at >= times[id]:
-                index[id], times[id] = stream, at
+            if at >= times.get(event_id, NEVER):
+                index[event_id], times[event_id] = stream, at
     session.index = index

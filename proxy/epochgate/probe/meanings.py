@@ -103,7 +103,8 @@ MEANINGS: dict[tuple[Check, str], Meaning] = {
     (Check.PRIMING, "retry"): Meaning(
         Level.NOTE,
         "The server tells clients when to reconnect (`retry`), so it may close streams before their response.",
-        "If it does, add `overlap` to `accept`: held connections prove nothing then. Probe with `--tool` to see.",
+        "If it does, held connections prove nothing, and it takes an epoch token or `overlap`. Probe with "
+        "`--tool` to see.",
     ),
     (Check.PRIMING, "plain"): Meaning(
         Level.GOOD,
@@ -127,8 +128,8 @@ MEANINGS: dict[tuple[Check, str], Meaning] = {
     (Check.EPOCH, "none"): Meaning(
         Level.NOTE,
         "Nothing in the traffic tells a re-created session from the old one.",
-        "A resume can be proven only by a held connection, or by `overlap` where the server is honest about lost "
-        "sessions. Add `_meta.session_epoch` to be sure.",
+        "A resume can be proven only by a held connection, or by `overlap` where the buffer ends with the "
+        "session. Add `_meta.session_epoch` to be sure.",
     ),
     (Check.REPLAY, "faithful"): Meaning(
         Level.GOOD,

@@ -35,13 +35,18 @@ def recommend(url: str, findings: Sequence[Finding], facts: Facts) -> Recommenda
     accept = ["connection", "epoch"]
     resume: dict[str, object] = {"accept": accept, "unproven": "restart"}
     if facts.polling and not sources:
-        if _honest(outcomes):
+        doubts = _doubts(outcomes)
+        if not doubts:
             accept.append("overlap")
-            reasons.append("overlap: the server closes streams on purpose, replays faithfully and tells a lost session")
+            reasons.append(
+                "overlap: the server closes streams on purpose, replays faithfully, and drops buffers with sessions"
+            )
         else:
             reasons.append(
-                "no overlap, although the server closes streams on purpose: a lost session might not show. Long calls "
-                "are started over at each close until the server sends an epoch token"
+                f"no overlap, although the server closes streams on purpose, because {' and '.join(doubts)}. Calls "
+                "whose stream is closed are started over, so that long ones may never end. Let the server send an "
+                "epoch token; or add overlap to accept, if you are sure that it never creates a lost session anew "
+                "under its old id"
             )
     if outcomes.get(Check.EVENT_IDS) == "shared counter":
         resume["event_ids"] = "increasing"
@@ -50,15 +55,16 @@ def recommend(url: str, findings: Sequence[Finding], facts: Facts) -> Recommenda
     return Recommendation(_configuration(url, policy), tuple(reasons))
 
 
-def _honest(outcomes: dict[Check, str]) -> bool:
-    """Whether a lost session is sure to show, and a replay to be what was sent: the conditions for `overlap`."""
-    return (
-        outcomes.get(Check.UNKNOWN) in ("404", "400")
-        and outcomes.get(Check.DELETED) in ("404", "400")
-        and outcomes.get(Check.AFTER_DELETE) != "granted"
-        and outcomes.get(Check.REPLAY) in ("faithful", "inclusive")
-        and outcomes.get(Check.UNKNOWN_CURSOR) != "replayed"
-    )
+def _doubts(outcomes: dict[Check, str]) -> list[str]:
+    """Why a faithful replay would not prove the session (`overlap`): in a clause each, none if it would."""
+    doubts = []
+    if not {outcomes.get(Check.UNKNOWN), outcomes.get(Check.DELETED)} <= {"404", "400"}:
+        doubts.append("a lost session does not show")
+    if outcomes.get(Check.AFTER_DELETE) != "refused":
+        doubts.append("its buffer may outlive the session")
+    if outcomes.get(Check.REPLAY) not in ("faithful", "inclusive"):
+        doubts.append("its replay is not what was sent")
+    return doubts
 
 
 def _configuration(url: str, policy: dict[str, object]) -> dict[str, object]:

@@ -150,6 +150,7 @@ class ClientConnection(asyncio.Protocol):
         self._peer_check: asyncio.TimerHandle | None = None
         self._reading = True
         self._last = False  # nothing is read after the request that came last
+        self._lingering = False
         self._refusal: BadRequestError | None = None  # what comes cannot be understood; told when its turn comes
         self.current: Request | None = None
         self.reply: Reply | None = None
@@ -372,7 +373,7 @@ class ClientConnection(asyncio.Protocol):
                 watcher.client_gone()
             if not reply.finished:
                 self.abort()
-            elif not request.body.complete or not reply.keep_alive or self.half_closed:
+            elif not request.body.complete or not reply.keep_alive:
                 self._last = True  # what is left of the request is not read
                 self._queue.clear()
                 self._refusal = None
@@ -428,16 +429,16 @@ class ClientConnection(asyncio.Protocol):
         self._last = True
         if self._incoming is not None and self._incoming is self.current:
             self._incoming.body.break_off(error)
+            self._incoming = None
         else:
             self._refusal = error
             self._forget_incoming()
-        self._incoming = None
 
     def _forget_incoming(self) -> None:
         """A request whose rest will not come, and on which nobody has begun to work."""
-        if self._incoming in self._queue:
-            self._queue.remove(self._incoming)
-        self._incoming = None
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None and incoming in self._queue:
+            self._queue.remove(incoming)
 
     def _tell_refusal(self, error: BadRequestError) -> None:
         self._refusal = None
@@ -447,21 +448,14 @@ class ClientConnection(asyncio.Protocol):
     def _close(self) -> None:
         """Close after the last reply, once the client has: a reset for what it still sends could destroy the reply."""
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if transport is None or transport.is_closing() or self._lingering:
             return
         if self.half_closed or not transport.can_write_eof():
             transport.close()
-        elif self._timer is None:
-            transport.write_eof()
-            self._linger()
-
-    def _linger(self) -> None:
-        """A client that does not close is waited for no longer than `LINGER`, unless it is still reading."""
-        assert self._transport is not None
-        if self._timer is not None and not self._transport.get_write_buffer_size():
-            self._transport.close()
         else:
-            self._timer = self._loop.call_later(LINGER, self._linger)
+            self._lingering = True
+            transport.write_eof()
+            self._set_timer(LINGER)
 
     def _set_timer(self, seconds: float | None) -> None:
         if self._timer is not None:
@@ -471,7 +465,11 @@ class ClientConnection(asyncio.Protocol):
             self._timer = self._loop.call_later(seconds, self._time_out)
 
     def _time_out(self) -> None:
-        if self.current is None and self._transport is not None:
+        if self.current is not None or self._transport is None:
+            return
+        if self._lingering and self._transport.get_write_buffer_size():
+            self._set_timer(LINGER)  # it is still reading
+        else:
             self._transport.close()
 
     def _watch_peer(self) -> None:

@@ -22,6 +22,7 @@ from epochgate.guard.refusal import (
 )
 from epochgate.guard.verdict import Reason, Verdict, proven, unproven
 from epochgate.guard.watch import Watch
+from epochgate.ledger.base import Resume
 from epochgate.relay.client import REASONS, Request, error_body
 from epochgate.relay.context import Context
 from epochgate.relay.flow import LIVE_DATA, Answered, Downstream, Flow, Outcome
@@ -38,6 +39,7 @@ from epochgate.relay.headers import (
     head,
     is_event_stream,
     is_json,
+    prefixed,
 )
 from epochgate.relay.passage import BodyTap, Passage, Suspect
 from epochgate.relay.upstream import Head, Receiver, UpstreamConnection
@@ -88,10 +90,12 @@ class Opening:
         self._exchange.finish(Outcome.DONE)
 
     def client_paused(self) -> None:
-        """Nothing is read for it yet."""
+        """The client does not keep up with 1xx answers."""
+        self._connection.pause()
 
     def client_resumed(self) -> None:
-        """Nothing is read for it yet."""
+        """It does again."""
+        self._connection.resume()
 
 
 class Exchange:
@@ -120,7 +124,10 @@ class Exchange:
         try:
             await self._work()
         except BadRequestError as error:
-            await self._answer(error.status, error_body(str(error)))
+            if self.reply.started:
+                self.reply.break_off()
+            else:
+                await self._answer(error.status, error_body(str(error)))
         except UpstreamError as error:
             self.context.saw_upstream_error(error)
             if self.reply.started:
@@ -175,7 +182,8 @@ class Exchange:
         ledger = self.context.ledger
         session = None if cursor else ledger.get(session_id, now)
         if session is None:
-            session = await ledger.find(session_id, now, cursor)
+            resume = Resume(cursor, self._credentials(policy)) if cursor else None
+            session = await ledger.find(session_id, now, resume)
         self._session = session
         if enforced and is_post and (session is None or session.fence is not None):
             await self._read_ahead()
@@ -233,7 +241,7 @@ class Exchange:
         body = request.body
         if body.framing is Framing.CHUNKED:
             fields.append((b"Transfer-Encoding", b"chunked"))
-        start = b"%b %b%b HTTP/1.1" % (request.method, context.prefix, request.target)
+        start = b"%b %b HTTP/1.1" % (request.method, prefixed(request.target, context.prefix))
         ahead = b"".join(self._sent)
         data = head(start, fields) + (self._framed(ahead) if ahead else b"")
         if not body.complete or body.size:
@@ -263,7 +271,8 @@ class Exchange:
             waiting = asyncio.ensure_future(body.wait())
             await asyncio.wait((waiting, self.outcome), return_when=asyncio.FIRST_COMPLETED)
             if self.outcome.done():
-                waiting.cancel()
+                if not waiting.cancel():
+                    waiting.exception()  # the client has gone, as everybody knows
                 return
             await waiting
             connection.write(self._framed(self._take()))
@@ -585,7 +594,7 @@ class Exchange:
             self.reply.keep_alive = False  # a client that waits for `100 Continue` sends nothing more, or does it?
             return
         size = len(body.take())
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, BadRequestError):
             while size <= DRAINED_BODY and not self.request.body.complete:
                 await body.wait()
                 size += len(body.take())

@@ -56,6 +56,17 @@ def end_to_end(fields: Sequence[Field], options: frozenset[bytes]) -> list[Field
     return [f for f in fields if f[0].lower() not in HOP_BY_HOP]
 
 
+def prefixed(target: bytes, prefix: bytes) -> bytes:
+    """The request target below the upstream's path prefix, else as it came (T3)."""
+    if not prefix or target == b"*":
+        return target
+    if target.startswith(b"/"):
+        return prefix + target
+    scheme, _, rest = target.partition(b"://")  # absolute form
+    end = next((at for at, byte in enumerate(rest) if byte in b"/?#"), len(rest))
+    return b"%b://%b%b%b" % (scheme, rest[:end], prefix, rest[end:])
+
+
 def without(fields: Iterable[Field], *names: bytes) -> list[Field]:
     """The fields but for those with these lower-case names."""
     return [field for field in fields if field[0].lower() not in names]

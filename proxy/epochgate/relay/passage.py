@@ -37,6 +37,9 @@ class _Answer:
     def __init__(self, connection: UpstreamConnection, downstream: Downstream) -> None:
         self._connection = connection
         self._downstream = downstream
+        downstream.client.watcher = self
+        if downstream.client.paused:
+            connection.pause()
 
     def received_interim(self, head: bytes) -> None:
         """Cannot come any more."""
@@ -77,10 +80,7 @@ class Passage(_Answer):
         self._is_stream = is_event_stream(head.get(b"content-type"))
         if self._is_stream:
             context.streams.add(self)
-        downstream.client.watcher = self
         downstream.reply.start(head.status, head.reason, head.fields, head.framing)
-        if downstream.client.paused:
-            connection.pause()
 
     def received_data(self, data: bytes) -> None:
         """A piece of the body."""
@@ -140,7 +140,6 @@ class Suspect(_Answer):
         self._decide = decide  # takes the plain body; True: the session is lost, and the exchange answers
         self._body = bytearray()
         self._passing = False
-        downstream.client.watcher = self
 
     def received_data(self, data: bytes) -> None:
         """A piece of the body; a long one is no answer of this kind."""

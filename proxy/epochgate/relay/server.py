@@ -17,8 +17,8 @@ from epochgate import __version__
 from epochgate.admin.server import AdminServer
 from epochgate.errors import ConfigurationError
 from epochgate.guard.fingerprint import Fingerprints
-from epochgate.guard.record import Limits
-from epochgate.ledger.base import Ledger
+from epochgate.guard.record import Limits, Session
+from epochgate.ledger.base import Ledger, Resume
 from epochgate.ledger.kept import KeptLedger
 from epochgate.ledger.memory import MemoryLedger, Records
 from epochgate.ledger.sqlite import SqliteStore
@@ -75,6 +75,7 @@ class Proxy:
         ledger = build_ledger(settings)
         await ledger.start()
         context = self._context = build_context(settings, ledger)
+        connect_ledger(ledger, context)
         reload = Reload(context, settings, self._load, config=self._config, listener_tls=listener_tls)
         admin = AdminServer(context, reload, self._begin_drain)
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -143,7 +144,32 @@ def build_ledger(settings: Settings) -> Ledger:
     store = settings.store.url
     if store.scheme == "memory":
         return MemoryLedger(records)
-    return KeptLedger(records, SqliteStore(store.path, sessions=limits.sessions))
+    if store.scheme == "sqlite":
+        return KeptLedger(records, SqliteStore(store.path, sessions=limits.sessions))
+    from epochgate.ledger.shared import SharedLedger  # noqa: PLC0415  # its client library takes time to load
+    from epochgate.ledger.valkey import ValkeyStore  # noqa: PLC0415
+
+    lifetime = max(limits.session_idle, limits.fence)
+    return SharedLedger(records, ValkeyStore(store.text, prefix=settings.store.prefix, lifetime=lifetime))
+
+
+def connect_ledger(ledger: Ledger, context: Context) -> None:
+    """What the ledger hears from its store concerns the relay as well."""
+    if not isinstance(ledger, KeptLedger):
+        return
+
+    def use_key(key: bytes) -> None:
+        context.fingerprints = context.telemetry.fingerprints = Fingerprints(key)
+
+    def let_go(session: Session, resume: Resume) -> None:
+        found = session.locate(resume.cursor)
+        flow = None if found is None else context.holds.get(found[0])
+        if flow is not None and flow.stream.credentials == resume.credentials:
+            flow.close()  # as it would be for a resume that came here (R4)
+
+    ledger.on_key = use_key
+    ledger.on_fenced = context.holds.close_held
+    ledger.on_resumed = let_go
 
 
 def build_context(settings: Settings, ledger: Ledger) -> Context:

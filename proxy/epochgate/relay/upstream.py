@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import select
 import socket
 import ssl
 import time
@@ -23,7 +24,7 @@ from epochgate.errors import (
     UpstreamResetError,
     UpstreamTimeoutError,
 )
-from epochgate.relay.headers import MAX_HEAD, Field, Framing, connection_options, end_to_end, value_of
+from epochgate.relay.headers import MAX_HEAD, Field, Framing, connection_options, end_to_end, value_of, values_of
 
 IDLE_SECONDS = 4.0  # an idle connection is not used again after that: servers close theirs after 5 s and more
 IDLE_CONNECTIONS = 256
@@ -82,7 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._fields: list[Field] = []
         self._in_head = False
         self._head: Head | None = None
-        self._head_size = 0
+        self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
         self._interim = False
         self._keep = False
         self._read_paused = False
@@ -93,6 +94,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.closed = False
         self._drain: asyncio.Future[None] | None = None  # set while the upstream does not keep up
+        self._poll = select.poll()
 
     # -- for those who send requests
 
@@ -111,6 +113,7 @@ class UpstreamConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Send bytes of the request."""
         if self._transport is not None and not self.closed:
+            self._heard_at = self._loop.time()
             self._transport.write(data)
 
     async def drained(self) -> None:
@@ -121,6 +124,7 @@ class UpstreamConnection(asyncio.Protocol):
     def request_sent(self) -> None:
         """The request is complete; the connection may be used again after the answer."""
         self._request_sent = True
+        self._heard_at = self._loop.time()
 
     def pause(self) -> None:
         """Read no more for now (T6)."""
@@ -152,6 +156,7 @@ class UpstreamConnection(asyncio.Protocol):
         """The connection stands."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._upstream.connections.add(self)
+        self._poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         """Parse, and hand over what it means."""
@@ -159,7 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._close()  # bytes that nobody asked for
             return
         self._heard_at = self._loop.time()
-        self._head_size += len(data)
+        self._overhead += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -175,7 +180,7 @@ class UpstreamConnection(asyncio.Protocol):
             else:
                 self._fail(UpstreamFramingError("The answer of the upstream is not HTTP/1.1"))
             return
-        if self._head is None and self._head_size > MAX_HEAD and self._receiver is not None:
+        if self._overhead > MAX_HEAD and self._receiver is not None:
             self._fail(UpstreamFramingError("The head of the upstream's answer is too large"))
             return
         if self._receiver is not None:
@@ -218,7 +223,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._status = b""
         self._fields = []
         self._in_head = True
-        self._head_size = 0
+        self._overhead = 0
         if self._head is not None or self._receiver is None:
             self._keep = False  # a second answer to one request: never let it meet another request
 
@@ -234,6 +239,7 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """The head is there."""
         self._in_head = False
+        self._overhead = 0
         if self._receiver is None or self._head is not None:
             return
         status = self._parser.get_status_code()
@@ -243,14 +249,14 @@ class UpstreamConnection(asyncio.Protocol):
         fields = end_to_end(self._fields, connection_options(self._fields))
         if status < 200:
             self._interim = True
+            if status < 100:
+                raise UpstreamFramingError("The status of the upstream's answer is none of HTTP")
             if status == 101:
                 raise UpstreamFramingError("The upstream switched protocols without being asked")
             lines = b"".join(b"%b: %b\r\n" % field for field in fields)
             self._receiver.received_interim(b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, self._status, lines))
             return
         framing = self._framing(status)
-        if framing is Framing.CHUNKED:
-            fields = [field for field in fields if field[0].lower() != b"content-length"]
         self._keep = framing is not Framing.CLOSE and self._parser.should_keep_alive()
         self._head = Head(status, self._status, fields, framing)
         self._receiver.received_head(self._head)
@@ -260,8 +266,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
+        self._overhead = 0
         if self._receiver is not None:
             self._receiver.received_data(data)
+        else:
+            self._keep = False  # the body of an answer that has none
 
     def on_message_complete(self) -> None:
         """The answer is complete."""
@@ -275,10 +284,12 @@ class UpstreamConnection(asyncio.Protocol):
     def _framing(self, status: int) -> Framing:
         if self._method == b"HEAD" or status in (204, 304):
             return Framing.NONE
-        names = {name.lower() for name, _ in self._fields}
-        if b"transfer-encoding" in names:
+        codings = values_of(self._fields, b"transfer-encoding")
+        if codings:
+            if [coding.strip(b" \t").lower() for coding in codings] != [b"chunked"]:
+                raise UpstreamFramingError("The answer of the upstream has a transfer coding other than chunked")
             return Framing.CHUNKED
-        return Framing.SIZED if b"content-length" in names else Framing.CLOSE
+        return Framing.CLOSE if value_of(self._fields, b"content-length") is None else Framing.SIZED
 
     def _finish(self) -> None:
         receiver = self._receiver
@@ -311,11 +322,11 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _check_silence(self) -> None:
-        """`idle_timeout`: silence of the upstream, before the head or after it."""
-        silent = self._loop.time() - self._heard_at
-        left = self._upstream.idle_timeout - silent
-        if left > 0 or self._read_paused:
-            self._timer = self._loop.call_later(max(left, 0.01), self._check_silence)
+        """`idle_timeout`: silence of the upstream, before the head or after it; not that of a slow client (T6)."""
+        left = self._upstream.idle_timeout - (self._loop.time() - self._heard_at)
+        waits_for_client = self._read_paused or (not self._request_sent and self._drain is None)
+        if left > 0 or waits_for_client:
+            self._timer = self._loop.call_later(left if left > 0 else self._upstream.idle_timeout, self._check_silence)
         else:
             self._fail(UpstreamTimeoutError("The upstream was silent for longer than upstream.idle_timeout"))
 
@@ -323,6 +334,10 @@ class UpstreamConnection(asyncio.Protocol):
     def usable(self) -> bool:
         """Whether an idle connection can carry another request."""
         return self._keep and not self.closed and self._transport is not None and not self._transport.is_closing()
+
+    def is_quiet(self) -> bool:
+        """Whether nothing waits to be read: its end, or bytes that nobody asked for, may have just come (T5)."""
+        return not self._poll.poll(0)
 
 
 class Upstream:
@@ -355,7 +370,7 @@ class Upstream:
         now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable and now - connection.idle_since < IDLE_SECONDS:
+            if connection.usable and now - connection.idle_since < IDLE_SECONDS and connection.is_quiet():
                 return connection
             connection.abort()
         return None
@@ -404,6 +419,9 @@ class Upstream:
             return
         connection.idle_since = time.monotonic()
         self._idle.append(connection)
+        oldest = self._idle[0]
+        if connection.idle_since - oldest.idle_since >= IDLE_SECONDS:
+            oldest.abort()
 
     def forget(self, connection: UpstreamConnection) -> None:
         """A connection is no more."""

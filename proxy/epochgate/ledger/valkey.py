@@ -1,0 +1,283 @@
+"""Valkey or Redis as the store (`valkey://host:6379/0` and the like), shared by any number of processes.
+
+A session is one hash under one key, so that it is read, written, expired and evicted as a whole, and lies in one slot of
+a cluster. The key is a keyed digest of the session id: no id can be another's key, a pattern or a path. Event ids stand
+in it as they are, since they are sent again (R5); of credentials there are fingerprints only (L7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from epochgate.errors import StoreError
+from epochgate.ledger.base import Written
+from epochgate.ledger.state import Change, Kept, KeptStream
+
+Argument = bytes | str | int | float
+Command = tuple[Argument, ...]
+
+CONNECT_WITHIN = 2.0  # s
+ANSWER_WITHIN = 5.0  # s
+KEEP_KEY = 4  # the key of the fingerprints is kept for this many lifetimes of a record after the last process has gone
+AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
+
+_NO_SESSION = "WRONGTYPE"
+
+
+class ValkeyStore:
+    """See `Store`. `lifetime`: of the record that lives longest, in s."""
+
+    read_within = 0.25
+
+    def __init__(self, url: str, *, prefix: str, lifetime: float) -> None:
+        self.who = secrets.token_hex(8)  # names this process among those that share the store
+        self.in_cluster = False
+        self._prefix = prefix
+        self._lifetime = lifetime
+        self._url = url.replace("valkey", "redis", 1)
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._key = b""
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        folder = resources.files("epochgate.ledger")
+        self._scripts = {name: (folder / f"{name}.lua").read_text() for name in ("read", "write")}
+        self._shas = {
+            name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in self._scripts.items()
+        }
+        self._single: Redis | None = None
+        self._client: Redis | RedisCluster | None = None
+
+    # -- what a ledger asks for
+
+    async def open(self, key: bytes) -> bytes:
+        """See `Store`."""
+        await self._disconnect()
+        async with _store_errors():
+            self._single = Redis.from_url(self._url, **_patience())
+            info = await self._single.info("cluster")
+            self.in_cluster = bool(info.get("cluster_enabled"))
+            if self.in_cluster:
+                self._client = RedisCluster.from_url(self._url, **_patience())
+                await self._client.initialize()
+            else:
+                self._client = self._single
+            for script in self._scripts.values():
+                await self._client.script_load(script)
+        self._key = await self._keep_key(key)
+        self._digest = hashlib.blake2b(key=self._key, digest_size=16, person=b"epochgate-sess")
+        return self._key
+
+    async def write(self, changes: Sequence[Change], removed: Sequence[bytes]) -> list[Written]:
+        """See `Store`."""
+        commands: list[Command] = [("UNLINK", self._name(session_id)) for session_id in removed]
+        commands += [self._command(change) for change in changes]
+        answers = (await self._execute(commands))[len(removed) :]
+        for answer in answers:
+            if isinstance(answer, RedisError) and not str(answer).startswith(_NO_SESSION):
+                raise _as_store_error(answer)
+        return [Written.KEPT if answer == 1 else Written.STALE for answer in answers]
+
+    async def read(self, session_id: bytes, life: str, head_rev: int, revs: dict[int, int]) -> Kept | None:  # noqa: ARG002
+        """See `Store`."""
+        known = [item for pair in revs.items() for item in pair]
+        (answer,) = await self._execute([("EVALSHA", self._shas["read"], 1, self._name(session_id), life, *known)])
+        if isinstance(answer, RedisError):
+            if _NO_SESSION in str(answer):
+                raise ValueError("there is something else under its key")
+            raise _as_store_error(answer)
+        fields = dict(zip(answer[::2], answer[1::2], strict=True))
+        return _kept(fields) if fields else None
+
+    async def tidy(self) -> None:
+        """See `Store`. Records expire by themselves; the key of the fingerprints outlives them."""
+        if await self._keep_key(self._key) != self._key:
+            raise StoreError("the key of the fingerprints was replaced; all processes have to use the new one")
+
+    async def close(self, *, complete: bool) -> None:
+        """See `Store`."""
+        if complete and self._client is not None:
+            async with _store_errors():
+                await self._client.set(f"{self._prefix}:ended:{self.who}", 1, ex=int(self._lifetime) + 1)
+        await self._disconnect()
+
+    # -- what processes tell each other
+
+    def tag(self, session_id: bytes) -> str:
+        """Names a session among the processes that share the store."""
+        digest = self._digest.copy()
+        digest.update(session_id)
+        return digest.hexdigest()
+
+    async def publish(self, to: str, message: bytes) -> int:
+        """Tell a process something. Returns how many heard it; in a cluster 0 says nothing."""
+        async with _store_errors():
+            return int(await self._connected().publish(f"{self._prefix}:to:{to}", message))
+
+    async def listen(
+        self, began: Callable[[], None], changed: Callable[[str], None], told: Callable[[bytes], None]
+    ) -> None:
+        """Hear of sessions that others fenced or opened anew (`changed`) and of what they tell this process (`told`).
+
+        Raises StoreError when that ends.
+        """
+        everyone, me = f"{self._prefix}:changed", f"{self._prefix}:to:{self.who}"
+        async with _store_errors():
+            patience = {**_patience(), "socket_timeout": None, "health_check_interval": 5}
+            client = Redis.from_url(self._url, **patience)
+            pubsub: PubSub = client.pubsub()
+            try:
+                await pubsub.subscribe(everyone, me)
+                left = 2
+                while True:
+                    message = await pubsub.get_message(timeout=ANSWER_WITHIN)
+                    if message is None:
+                        continue
+                    if message["type"] == "subscribe":
+                        left -= 1
+                        if not left:
+                            began()
+                    elif message["channel"] == everyone.encode():
+                        changed(message["data"].decode("ascii", "replace"))
+                    elif message["type"] == "message":
+                        told(message["data"])
+            finally:
+                await pubsub.aclose()  # type: ignore[no-untyped-call]
+                await client.aclose()
+
+    async def ended(self, who: str) -> bool:
+        """Whether a process has ended in an orderly way: all that it recorded is here."""
+        async with _store_errors():
+            return bool(await self._connected().exists(f"{self._prefix}:ended:{who}"))
+
+    # -- commands
+
+    def _name(self, session_id: bytes) -> str:
+        return f"{self._prefix}:session:{{{self.tag(session_id)}}}"
+
+    def _command(self, change: Change) -> Command:
+        arguments: list[Argument] = [
+            change.life,
+            self.who,
+            int(change.whole),
+            int(change.fenced),
+            max(int(change.expires_in * 1000), 1),
+            change.active_at,
+            f"{self._prefix}:changed",
+            self.tag(change.session_id),
+            change.head_base,
+            change.head or b"",
+        ]
+        for names in (change.left, change.gone):
+            arguments += [len(names), *names]
+        arguments.append(len(change.streams))
+        for key, stream in change.streams.items():
+            arguments += [key, stream.base, stream.state, stream.oldest, len(stream.blocks)]
+            for number, events in stream.blocks.items():
+                arguments += [number, events]
+        return ("EVALSHA", self._shas["write"], 1, self._name(change.session_id), *arguments)
+
+    async def _execute(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to some commands; an error answer stands in the list."""
+        if not commands:
+            return []
+        async with _store_errors():
+            client = self._connected()
+            if isinstance(client, RedisCluster):
+                return await asyncio.gather(*(self._execute_one(client, command) for command in commands))
+            pipeline = client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            return await pipeline.execute(raise_on_error=False)
+
+    async def _execute_one(self, client: RedisCluster, command: Command) -> Any:
+        async with self._slots:
+            try:
+                return await client.execute_command(*command)
+            except ResponseError as error:
+                return error
+
+    async def _keep_key(self, key: bytes) -> bytes:
+        async with _store_errors():
+            client = self._connected()
+            name = f"{self._prefix}:key"
+            await client.set(name, key, nx=True)
+            await client.expire(name, int(self._lifetime * KEEP_KEY) + 1)
+            kept = await client.get(name)
+        if not isinstance(kept, bytes) or not 16 <= len(kept) <= 64:
+            raise StoreError(f"{name} holds no key of fingerprints; remove it, or choose another prefix")
+        return kept
+
+    def _connected(self) -> Redis | RedisCluster:
+        if self._client is None:
+            raise StoreError("there is no connection")
+        return self._client
+
+    async def _disconnect(self) -> None:
+        clients = {client for client in (self._client, self._single) if client is not None}
+        self._client = self._single = None
+        for client in clients:
+            await client.aclose()
+
+
+def _patience() -> dict[str, Any]:
+    """A failure is dealt with by the ledger, which does not wait for one command to be tried again."""
+    return {
+        "socket_connect_timeout": CONNECT_WITHIN,
+        "socket_timeout": ANSWER_WITHIN,
+        "retry": Retry(NoBackoff(), 0),
+    }
+
+
+def _kept(fields: dict[bytes, bytes]) -> Kept:
+    """A session from its hash. Raises ValueError where it is none."""
+    revs: dict[int, int] = {}
+    states: dict[int, bytes] = {}
+    blocks: dict[int, dict[int, bytes]] = {}
+    writers: set[str] = set()
+    try:
+        for name, value in fields.items():
+            kind, _, rest = name.partition(b":")
+            if kind == b"rev":
+                revs[int(rest)] = int(value)
+            elif kind == b"state":
+                states[int(rest)] = value
+            elif kind == b"events":
+                key, _, number = rest.partition(b":")
+                blocks.setdefault(int(key), {})[int(number)] = value
+            elif kind == b"by":
+                writers.add(rest.decode("ascii"))
+        return Kept(
+            life=fields[b"life"].decode("ascii"),
+            active_at=float(fields[b"active"]),
+            head_rev=int(fields[b"head_rev"]),
+            head=fields[b"head"],
+            streams={key: KeptStream(revs[key], state, blocks.get(key, {})) for key, state in states.items()},
+            unchanged=frozenset(revs.keys() - states.keys()),
+            writers=frozenset(writers),
+        )
+    except KeyError as error:
+        raise ValueError(f"it lacks {error}") from None
+
+
+@asynccontextmanager
+async def _store_errors() -> AsyncIterator[None]:
+    """Whatever the client library raises becomes a StoreError."""
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise _as_store_error(error) from None
+
+
+def _as_store_error(error: Exception) -> StoreError:
+    return StoreError(f"{str(error) or type(error).__name__}; look whether it runs, is reachable and takes writes")

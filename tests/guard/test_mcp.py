@@ -1,0 +1,236 @@
+"""What a request or a message is: the era (S1), what a POST asks for (L1, L3), tokens and answers (L1, R7)."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epochgate.guard.mcp import (
+    Call,
+    Messages,
+    Tokens,
+    error_code,
+    header_value,
+    holds_initialize_result,
+    is_session_era,
+    read_call,
+    read_messages,
+    tokens_of,
+)
+from guard.scene import HEADER, META, batch, note, result
+
+NAME = "session_epoch"
+PLAIN = Tokens((NAME,), None)
+ENORMOUS = b"9" * 5000
+DEEP = b'{"params":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+MARK = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize(
+    ("version", "guarded"),
+    [
+        (None, True),
+        (b"2025-03-26", True),
+        (b"2025-06-18", True),
+        (b"2025-11-25", True),
+        (b"2024-11-05", False),
+        (b"2026-07-28", False),
+        (b"", False),
+        (b"2025-06-18 ", False),
+    ],
+)
+def test_only_the_era_of_sessions_is_guarded(version: bytes | None, guarded: bool) -> None:
+    """S1: by the protocol version of each request."""
+    assert is_session_era(version) is guarded
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}', Call(initialize=True, owes=(0,))),
+        (b'{"jsonrpc":"2.0","id":"a","method":"tools/call"}', Call(owes=("a",))),
+        (b'{"jsonrpc":"2.0","id":"5","method":"x"}', Call(owes=("5",))),
+        (b'{"jsonrpc":"2.0","method":"notifications/initialized"}', Call()),
+        (b'{"jsonrpc":"2.0","id":null,"method":"x"}', Call()),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"x"}', Call()),
+        (b'{"jsonrpc":"2.0","id":3,"result":{}}', Call()),
+        (b'[{"id":1,"method":"a"},{"method":"n"},{"id":2,"method":"b"},{"id":9,"result":{}}]', Call(owes=(1, 2))),
+        (MARK + b'{"id":1,"method":"a"}', Call(owes=(1,))),
+        (b"[]", Call()),
+        (b"[1]", Call()),
+        (b"", Call()),
+        (b"\xff\xfe", Call()),
+        (b'"initialize"', Call()),
+        (DEEP, Call()),
+        (b'{"id":' + ENORMOUS + b',"method":"x"}', Call()),
+        (b'{"id":12345678901234567890123,"method":"x"}', Call(owes=(12345678901234567890123,))),
+    ],
+)
+def test_a_post_tells_what_it_asks_for(body: bytes, expected: Call) -> None:
+    """L3: a batch owes several responses; what cannot be read asks for nothing."""
+    assert read_call(body) == expected
+
+
+# -- tokens
+
+
+@pytest.mark.parametrize(
+    ("sources", "headers", "expected"),
+    [
+        ((META, HEADER), [(b"Mcp-Session-Epoch", b"7")], Tokens((NAME,), "7")),
+        ((META, HEADER), [], Tokens((NAME,), None)),
+        ((META, HEADER), [(b"mcp-session-epoch", b"")], Tokens((NAME,), None)),
+        ((HEADER, META), [(b"MCP-SESSION-EPOCH", b"7")], Tokens((), "7")),
+        ((HEADER, META), [(b"other", b"7")], Tokens((NAME,), None)),
+        ((HEADER,), [(b"mcp-session-epoch", b"a"), (b"mcp-session-epoch", b"b")], Tokens((), "a")),
+        ((), [(b"mcp-session-epoch", b"a")], Tokens((), None)),
+    ],
+)
+def test_the_first_source_that_is_present_counts(
+    sources: tuple[object, ...], headers: list[tuple[bytes, bytes]], expected: Tokens
+) -> None:
+    """Section 10: sources in their order, in each order."""
+    assert tokens_of(sources, headers) == expected  # type: ignore[arg-type]
+
+
+def test_a_header_is_text() -> None:
+    assert header_value([(b"Mcp-Session-Epoch", b"\xe9")], HEADER) == "é"
+    assert header_value([], HEADER) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "token"),
+    [
+        (note("x", 1), "1"),
+        (note("x", "1"), "1"),
+        (note("x", "a b"), "a b"),
+        (note("x", 2**70), str(2**70)),
+        (note("x", -1), "-1"),
+        (result(1, 4), "4"),
+        (b'{"_meta":{"session_epoch":5},"method":"x"}', "5"),
+        (b'{"params":{"_meta":{"session_epoch":1}},"_meta":{"session_epoch":2}}', "1"),
+        (b'{"params":{"_meta":{}},"result":{"_meta":{"session_epoch":3}}}', "3"),
+        (b'{"params":{"_meta":{"session_\\u0065poch":6}}}', "6"),
+        (MARK + note("x", 1), "1"),
+        # neither an integer nor a text with something in it
+        (note("x"), None),
+        (note("x", ""), None),
+        (note("x", True), None),
+        (note("x", 1.5), None),
+        (note("x", ["1"]), None),
+        (b'{"params":{"_meta":{"session_epoch":null}}}', None),
+        (b'{"params":{"_meta":{"session_epoch":' + ENORMOUS + b"}}}", None),
+        (b'{"params":{"_meta":{"session_epoch":"\xff"}}}', None),
+        (b'{"params":{"_meta":"session_epoch"}}', None),
+        (b'{"params":{"session_epoch":1}}', None),
+        (b'{"_meta":"session_epoch"}', None),
+        (b'{"_meta":{"other":1}}', None),
+        (b'{"params":["session_epoch"]}', None),
+        (b'{"params":{"arguments":{"_meta":{"session_epoch":1}}}}', None),
+        # unreadable
+        (b"session_epoch: 1", None),
+        (DEEP, None),
+        (b"", None),
+    ],
+)
+def test_a_token_is_an_integer_or_a_text(data: bytes, token: str | None) -> None:
+    """Section 2, L1: compared as text; looked for in params, then in result, then in the message itself."""
+    assert read_messages(data, PLAIN).tokens == (token,)
+
+
+def test_a_key_may_be_written_with_escapes() -> None:
+    """L1: PHP, for one, writes `/` as `\\/`."""
+    key = Tokens(("example.com/epoch",), None)
+    for holder in (b'{"params":{"_meta":%b}}', b'{"result":{"_meta":%b}}', b'{"_meta":%b}'):
+        assert read_messages(holder % rb'{"example.com\/epoch":3}', key).tokens == ("3",)
+    assert read_messages(rb'{"params":{"text":"a\nb"}}', key).tokens == (None,)
+
+
+def test_of_several_keys_the_first_that_is_present_counts() -> None:
+    """Section 10: an empty token is not present."""
+    both = b'{"params":{"_meta":{"b":2}},"result":{"_meta":{"a":1}}}'
+    assert read_messages(both, Tokens(("a", "b"), None)).tokens == ("1",)
+    assert read_messages(both, Tokens(("b", "a"), None)).tokens == ("2",)
+    assert read_messages(b'{"_meta":{"a":"","b":2}}', Tokens(("a", "b"), "h")).tokens == ("2",)
+    assert read_messages(b'{"_meta":{"a":""}}', Tokens(("a", "b"), "h")).tokens == ("h",)
+
+
+def test_the_header_counts_where_a_message_has_no_token() -> None:
+    assert read_messages(batch(note(1, "m"), note(2)), Tokens((NAME,), "h")).tokens == ("m", "h")
+    assert read_messages(note(1), Tokens((), "h")).tokens == ("h",)
+    assert read_messages(note(1, "m"), Tokens((), "h")).tokens == ("h",)
+    assert read_messages(b"?", Tokens((NAME,), "h")).tokens == ("h",)
+    assert read_messages(b"?", Tokens((), None)) == Messages()
+
+
+# -- answers
+
+
+@pytest.mark.parametrize("tokens", [PLAIN, Tokens((), None), Tokens((), "h")])
+@pytest.mark.parametrize(
+    ("data", "answers"),
+    [
+        (result(5), (5,)),
+        (result("5"), ("5",)),
+        (b'{"id":6,"error":{"code":-1}}', (6,)),
+        (b'{"id":6,"result":null}', (6,)),
+        (batch(result(1), note(2), result("b")), (1, "b")),
+        (b'{"id":7,"method":"ping"}', ()),
+        (b'{"id":null,"error":{"code":-1}}', ()),
+        (b'{"id":8}', ()),
+        (note("x"), ()),
+    ],
+)
+def test_answers_are_responses_with_an_id(data: bytes, answers: tuple[object, ...], tokens: Tokens) -> None:
+    """R7: a request of the server answers nothing."""
+    assert read_messages(data, tokens).answers == answers
+
+
+@given(st.binary(max_size=200) | st.from_regex(r'\{("(id|result|error|method|params|_meta)":[\[\]{}"a-z0-9,:]*,?)*\}'))
+def test_no_bytes_are_too_strange(data: bytes | str) -> None:
+    """T1: a peek that fails says nothing, and never raises."""
+    raw = data.encode() if isinstance(data, str) else data
+    read_call(raw)
+    read_messages(raw, PLAIN)
+    holds_initialize_result(raw)
+    error_code(raw)
+
+
+# -- the handshake, and errors
+
+
+@pytest.mark.parametrize(
+    ("data", "holds"),
+    [
+        ({"id": 0, "result": {"protocolVersion": "2025-06-18", "capabilities": {}}}, True),
+        ([{"id": 0, "error": {}}, {"id": 0, "result": {"protocolVersion": "x"}}], True),
+        ({"id": 0, "result": {"tools": []}}, False),
+        ({"id": 0, "result": {"protocolVersion": 1}}, False),
+        ({"id": 0, "result": []}, False),
+        ({"id": 0, "error": {"code": -32602, "message": "protocolVersion"}}, False),
+        (5, False),
+    ],
+)
+def test_an_initialize_result_opens_a_session(data: object, holds: bool) -> None:
+    """L1."""
+    assert holds_initialize_result(json.dumps(data).encode()) is holds
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"error":{"code":-32001,"message":"m"},"id":null}', -32001),
+        (b'[{"result":{}},{"error":{"code":5}}]', 5),
+        (b'{"error":{"code":null}}', None),
+        (b'{"error":{"code":"-32001"}}', None),
+        (b'{"error":{"code":' + ENORMOUS + b"}}", None),
+        (b'{"error":{}}', None),
+        (b'{"error":"no such session"}', None),
+        (b'{"result":{}}', None),
+        (b"not found", None),
+    ],
+)
+def test_the_code_of_an_error(body: bytes, code: int | None) -> None:
+    """N1."""
+    assert error_code(body) == code

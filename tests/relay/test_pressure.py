@@ -1,0 +1,337 @@
+"""T6: heads and bytes at once, back-pressure both ways, and clients that go, in half or wholly."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from relay.wire import CHUNKED_OK, STREAM_OK, Peer, Relay, get, ok, post, running, settle
+
+NOTICE = 0.5  # s in which a vanished client must be noticed
+BUFFERED = 1024 * 1024  # bytes that may wait inside the proxy for one connection
+BIG = 200_000_000
+BLOCK = bytes(range(256)) * 1024
+BLOCKS = BLOCK * 2
+
+GUARDED = (b"Mcp-Session-Id: S1", b"Accept: text/event-stream")
+
+
+async def noticed(server: Peer) -> float:
+    """How long it takes until the upstream's connection is closed, in s."""
+    began = time.perf_counter()
+    assert await server.gone(NOTICE)
+    return time.perf_counter() - began
+
+
+async def test_t6_the_head_comes_at_once(relay):
+    for head in (STREAM_OK, CHUNKED_OK, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"):
+        client, server, _ = await relay.asked(get())
+        await server.send(head)
+        start, _ = await client.head()
+        assert start == b"HTTP/1.1 200 OK"
+        client.reset()
+        assert await server.gone()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_t6_bytes_come_as_they_are_written(relay, guarded):
+    """Pieces of an event are not kept until it is whole."""
+    await relay.opened()
+    client = await relay.connect()
+    await client.send(get(b"/mcp", *(GUARDED if guarded else ())))
+    server = relay.peers[1]
+    await server.request()
+    await server.send(STREAM_OK)
+    await client.head()
+    for piece in (b"id: 1\nda", b"ta: a", b"\n", b"\n", b": keep-alive\n\n"):
+        await server.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        assert await client.chunk() == piece
+
+
+def inside(relay: Relay) -> int:
+    """Bytes that wait inside the proxy, for clients and for the upstream."""
+    connections = [*relay.connections, *relay.context.upstream.connections]
+    waiting = sum(connection._transport.get_write_buffer_size() for connection in connections)
+    bodies = (connection._incoming.body.size for connection in relay.connections if connection._incoming is not None)
+    return waiting + sum(bodies)
+
+
+async def stalled(sent: list[int]) -> None:
+    """Wait until no more can be sent."""
+    before = -1
+    while sent[0] != before:
+        before = sent[0]
+        await asyncio.sleep(0.1)
+
+
+async def send_big(peer: Peer, sent: list[int]) -> None:
+    loop = asyncio.get_running_loop()
+    while sent[0] < BIG:
+        await loop.sock_sendall(peer.sock, BLOCK[: BIG - sent[0]])
+        sent[0] += len(BLOCK)
+
+
+async def receive_big(peer: Peer) -> None:
+    """Read it all, and compare it."""
+    at = 0
+    while at < BIG:
+        data = await peer.receive()
+        assert data
+        assert data == BLOCKS[at % 256 :][: len(data)]
+        at += len(data)
+    assert at == BIG
+
+
+@pytest.mark.parametrize("kind", ["plain", "stream", "guarded stream"])
+async def test_t6_a_slow_reader_stops_the_upstream(relay, kind):
+    """200 MB for a client that does not read: they stay at the upstream, and all arrive when it does."""
+    await relay.opened()
+    server = relay.peers[1]
+    client = await relay.connect(receive_buffer=65_536)
+    await client.send(get(b"/mcp", *(GUARDED if kind == "guarded stream" else ())))
+    await server.request()
+    content_type = b"text/event-stream" if "stream" in kind else b"application/octet-stream"
+    await server.send(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n" % (content_type, BIG))
+    await client.head()
+    sent = [0]
+    sending = asyncio.ensure_future(send_big(server, sent))
+    await stalled(sent)
+    assert sent[0] < 40_000_000  # the kernel's buffers
+    assert inside(relay) < BUFFERED
+    await receive_big(client)
+    await sending
+
+
+@pytest.mark.parametrize("framing", ["sized", "chunked"])
+async def test_t6_a_slow_upstream_stops_the_client(relay, framing):
+    """200 MB for an upstream that does not read: they stay at the client, and all arrive when it does."""
+    client = await relay.connect()
+    sent = [0]
+    if framing == "sized":
+        await client.send(get(b"/", b"Content-Length: %d" % BIG, method=b"POST"))
+    else:
+        await client.send(get(b"/", b"Transfer-Encoding: chunked", method=b"POST") + b"%x\r\n" % BIG)
+    sending = asyncio.ensure_future(send_big(client, sent))
+    server = await relay.accept()
+    await stalled(sent)
+    assert sent[0] < 40_000_000
+    assert inside(relay) < BUFFERED
+    await server.head()
+    if framing == "sized":
+        await receive_big(server)
+    else:
+        left = BIG
+        while left:
+            left -= len(await server.chunk())
+        await client.send(b"\r\n0\r\n\r\n")
+        assert await server.chunk() == b""
+    await sending
+    await server.send(ok(b"done"))
+    assert (await client.message()).body == b"done"
+
+
+async def test_t6_interim_answers_obey_back_pressure(relay):
+    client, server, _ = await relay.asked(get())
+    hint = b"HTTP/1.1 103 Early Hints\r\nLink: " + b"x" * 10_000 + b"\r\n\r\n"
+    flood = asyncio.ensure_future(server.send(hint * 5000))
+    await asyncio.wait((flood,), timeout=1.0)
+    assert inside(relay) < BUFFERED
+    client.close()
+    await asyncio.wait((flood,))
+    flood.exception()
+
+
+@pytest.mark.parametrize("how", ["RST", "FIN and RST"])
+@pytest.mark.parametrize("when", ["no head yet", "idle stream", "idle guarded stream", "half a body"])
+async def test_t6_a_vanished_client_is_noticed(relay, when, how):
+    """The upstream's connection is closed within 500 ms, nothing else is sent to it."""
+    await relay.opened()
+    server = relay.peers[1]
+    client = await relay.connect()
+    await client.send(get(b"/mcp", *(GUARDED if when == "idle guarded stream" else ())))
+    await server.request()
+    if when == "half a body":
+        await server.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345")
+        await client.head()
+    elif when != "no head yet":
+        await server.send(STREAM_OK + b"3\r\n:\n\n\r\n")
+        await client.head()
+    if how == "FIN and RST":
+        client.finish()
+        await settle()
+    client.reset()
+    assert await noticed(server) < NOTICE
+
+
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+async def test_t6_a_client_that_vanishes_in_the_middle_of_its_request_is_noticed(relay, how):
+    client = await relay.connect()
+    await client.send(get(b"/", b"Content-Length: 100", method=b"POST") + b"half")
+    server = await relay.accept()
+    await server.head()
+    if how == "RST":
+        client.reset()
+    else:
+        client.finish()
+    assert await noticed(server) < NOTICE
+    if how == "FIN":
+        assert await client.gone()
+
+
+async def test_t6_a_client_that_vanishes_while_it_is_not_read_is_noticed(relay):
+    """The upstream does not take the body, so nothing is read from the client: only the kernel knows that it left."""
+    client = await relay.connect()
+    await client.send(get(b"/", b"Content-Length: %d" % BIG, method=b"POST"))
+    sent = [0]
+    sending = asyncio.ensure_future(send_big(client, sent))
+    await relay.accept()
+    await stalled(sent)
+    sending.cancel()
+    await asyncio.wait((sending,))
+    assert relay.context.upstream.connections
+    client.reset()
+    began = time.perf_counter()
+    while relay.connections or relay.context.upstream.connections:
+        assert time.perf_counter() - began < NOTICE
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("pipelined", [1, 20])
+async def test_t6_a_client_that_vanishes_behind_a_queue_is_noticed(relay, pipelined):
+    client, server, _ = await relay.asked(get() * (1 + pipelined))
+    client.reset()
+    assert await noticed(server) < NOTICE
+    assert await relay.unasked()
+
+
+async def test_t6_a_vanished_client_during_the_connect_leaves_nothing(relay):
+    """And none that vanishes while its request is refused, or read ahead."""
+    await relay.opened()
+    dead = b"Mcp-Session-Id: unknown"
+    for data in (
+        get(),
+        get(b"/", b"Connection: authorization", b"Content-Length: 100", method=b"POST") + b"half",
+        get(b"/", dead, b"Content-Length: 100", method=b"POST") + b"half",
+    ):
+        client = await relay.connect()
+        await client.send(data)
+        client.reset()
+        client = await relay.connect()
+        await client.send(data)
+        await settle()
+        client.reset()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_t6_a_client_that_half_closes_gets_its_answer(relay, stream):
+    """FIN after the request; the answer comes long after, in pieces (1.5 s)."""
+    client = await relay.connect()
+    await client.send(post(b"{}"))
+    client.finish()
+    server = await relay.accept()
+    await server.request()
+    await asyncio.sleep(1.0)
+    await server.send(STREAM_OK if stream else CHUNKED_OK)
+    await client.head()
+    await asyncio.sleep(0.5)
+    await server.send(b"9\r\ndata: 1\n\n\r\n")
+    assert await client.chunk() == b"data: 1\n\n"
+    await server.send(b"0\r\n\r\n")
+    assert await client.chunk() == b""
+    assert await client.rest() == b""
+
+
+async def test_t6_a_client_that_half_closes_gets_all_its_answers(relay):
+    """Those to requests that it sent ahead too; half a request at the end is dropped."""
+    client, server, _ = await relay.asked(
+        get(b"/1") + get(b"/2") + b"POST /3 HTTP/1.1\r\nContent-Length: 9\r\n\r\nhalf"
+    )
+    client.finish()
+    await settle()
+    await server.send(ok(b"1"))
+    assert (await client.message()).body == b"1"
+    assert (await server.request()).target == b"/2"
+    await server.send(ok(b"2"))
+    assert (await client.message()).body == b"2"
+    assert await client.rest() == b""
+    assert await relay.unasked()
+
+
+async def test_t6_a_slow_client_is_not_cut(relay, monkeypatch):
+    """Not while it sends its request, and not while it reads the last of an answer that ends its connection."""
+    for limit in ("KEEP_ALIVE", "HEAD_TIMEOUT", "LINGER"):
+        monkeypatch.setattr(f"epochgate.relay.client.{limit}", 0.2)
+    client = await relay.connect()
+    for piece in (b"POST / HT", b"TP/1.1\r\nContent-", b"Length: 6\r\nConnection: close\r\n\r\n", b"ab", b"cd", b"ef"):
+        await client.send(piece)
+        await asyncio.sleep(0.15)
+    server = await relay.accept()
+    assert (await server.request()).body == b"abcdef"
+    size = 30_000_000
+    sending = asyncio.ensure_future(server.send(ok(b"x" * size)))
+    read = 0
+    await client.head()
+    while read < size:
+        await asyncio.sleep(0.1)
+        read += len(await client.exactly(min(size // 8, size - read)))
+    assert await client.rest() == b""
+    await sending
+
+
+async def test_t6_a_silent_client_is_let_go(relay, monkeypatch):
+    """One that never asks, or does not finish its head, holds a connection for a limited time."""
+    monkeypatch.setattr("epochgate.relay.client.KEEP_ALIVE", 0.1)
+    monkeypatch.setattr("epochgate.relay.client.HEAD_TIMEOUT", 0.1)
+    for data in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n"):
+        client = await relay.connect()
+        if data:
+            await client.send(data)
+        assert await client.gone(1.0)
+
+
+async def test_t6_idle_timeout_is_that_of_the_upstream_only():
+    """A client that is slow to send or slow to read is no silence of the upstream."""
+    async with running(upstream={"idle_timeout": 0.3}) as relay:
+        client = await relay.connect()
+        await client.send(get(b"/", b"Content-Length: 6", method=b"POST"))
+        for _ in range(3):
+            await asyncio.sleep(0.25)
+            await client.send(b"ab")
+        server = await relay.accept()
+        assert (await server.request()).body == b"ababab"
+        await server.send(b"HTTP/1.1 200 OK\r\nContent-Length: 20000000\r\n\r\n")
+        sending = asyncio.ensure_future(server.send(b"x" * 20_000_000))
+        await client.head()
+        await asyncio.sleep(0.7)
+        assert len(await client.exactly(20_000_000)) == 20_000_000
+        await sending
+
+
+async def test_t6_one_stalled_client_disturbs_nobody(relay):
+    client, server, _ = await relay.asked(get())
+    sending = asyncio.ensure_future(server.send(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + BLOCK * 300))
+    await asyncio.sleep(0.2)
+    for _ in range(5):
+        other, fresh, _ = await relay.asked(get(b"/other", b"Connection: close"))
+        await fresh.send(ok(b"fine", b"Connection: close"))
+        assert (await other.message()).body == b"fine"
+    client.reset()
+    assert await server.gone()
+    await asyncio.wait((sending,))
+    sending.exception()
+
+
+async def test_t6_hundreds_of_streams_leave_room_for_more(relay):
+    streams = []
+    for number in range(300):
+        client, server, _ = await relay.asked(get(b"/%d" % number))
+        await server.send(STREAM_OK)
+        await client.head()
+        streams.append((client, server))
+    began = time.perf_counter()
+    client, server, _ = await relay.asked(post(b"{}"))
+    await server.send(ok())
+    assert (await client.message()).status == 200
+    assert time.perf_counter() - began < 0.2
