@@ -25,7 +25,7 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports --no-cache
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 casebook: $(BIN)/epochgate
 	$(PYTHON) ../shared/casebook/run.py --proxy "$(CURDIR)/$(BIN)/epochgate serve"

@@ -313,6 +313,7 @@ def test_without_policies_one_guards_every_path():
             hold_bytes=1048576,
             pending_calls=PendingCalls.ON_RETRY,
             normalize_loss=True,
+            keepalive=0.0,
         ),
     )
 
@@ -334,6 +335,7 @@ policies:
     resume: {accept: [overlap], unproven: resume, event_ids: opaque, first_event_timeout: 250ms,
              hold: {time: 0s, bytes: 64KiB}}
     refusal: {pending_calls: leave, normalize_loss: false}
+    keepalive: 15s
   - {name: rest}
 """
     )
@@ -355,6 +357,7 @@ policies:
         hold_bytes=65536,
         pending_calls=PendingCalls.LEAVE,
         normalize_loss=False,
+        keepalive=15.0,
     )
     assert (rest.name, rest.path) == ("rest", None)
 

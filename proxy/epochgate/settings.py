@@ -330,6 +330,11 @@ class PolicySettings(Section):
     )
     resume: Resume = Field(default_factory=Resume)
     refusal: Refusal = Field(default_factory=Refusal)
+    keepalive: Duration = Field(
+        default=0.0,
+        description="Silence after which an enforced stream gets a bare SSE comment, so that nothing on the way takes "
+        "it for dead. 0s: never.",
+    )
 
     def compiled(self) -> Policy:
         """The policy as the guard reads it."""
@@ -350,6 +355,7 @@ class PolicySettings(Section):
             hold_bytes=self.resume.hold.bytes,
             pending_calls=self.refusal.pending_calls,
             normalize_loss=self.refusal.normalize_loss,
+            keepalive=self.keepalive,
         )
 
 

@@ -61,17 +61,6 @@ async def test_the_page_shows_what_happens_as_it_happens(server, gate, client, h
         assert session not in await opened.tell("document.documentElement.outerHTML")
 
 
-async def test_a_client_that_asks_again_is_told_apart(server, gate, client):
-    """A resume of a fenced session is refused without a look; the page says so, not "unproven"."""
-    await play_divergent(client, server)
-    await client.resume("3")
-    async with page(gate.admin + "/status") as opened:
-        await opened.until(f"{ROWS} === 2")
-        first = await text(opened, "#verdicts tr")
-        assert "fenced" in first
-        assert "Refused before, and asked again." in first
-
-
 async def test_trouble_is_told_at_the_top(server, gate):
     async with page(gate.admin + "/status") as opened:
         await opened.until("document.getElementById('ready').textContent === 'ready'")

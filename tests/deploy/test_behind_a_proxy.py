@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pathlib
 import re
 import socket
@@ -22,6 +23,7 @@ GUIDE = (REPOSITORY / "docs" / "behind-a-proxy.md").read_text()
 KINDS = ("nginx", "haproxy", "envoy")
 SESSIONS = 20  # enough that both replicas get some
 DEADLINE = 30.0  # s, on a busy machine
+TICK = 0.05  # s, between the server's comments
 STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache, no-transform"}
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "tick"}}
 
@@ -78,9 +80,12 @@ class Server:
         await response.prepare(request)
         await response.write(b'id: 1\ndata: {"first":1}\n\n')
         try:
-            await self.goes_on.wait()
+            while not self.goes_on.is_set():
+                await response.write(b": alive\n\n")  # who only half-closed is gone when a write fails (H1)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.goes_on.wait(), TICK)
             await response.write(b'id: 2\ndata: {"second":2}\n\n')
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionError):
             self.left.set()
             raise
         return response
@@ -161,11 +166,12 @@ async def test_an_event_comes_when_it_is_sent(stage: Stage) -> None:
         first = await asyncio.wait_for(answer.content.readuntil(b"\n\n"), DEADLINE)
         for server in stage.servers:
             server.goes_on.set()
-        assert (first, await answer.read()) == (b'id: 1\ndata: {"first":1}\n\n', b'id: 2\ndata: {"second":2}\n\n')
+        assert first == b'id: 1\ndata: {"first":1}\n\n'
+        assert (await answer.read()).endswith(b'id: 2\ndata: {"second":2}\n\n')
         assert answer.headers["Content-Type"] == "text/event-stream"
 
 
-async def test_a_disconnect_is_passed_on_at_once(stage: Stage) -> None:
+async def test_a_disconnect_is_passed_on(stage: Stage) -> None:
     async with stage.http.post(stage.url + "/stream", json=CALL) as answer:
         await answer.content.readuntil(b"\n\n")
         answer.close()

@@ -94,6 +94,21 @@ def test_rules_are_valid() -> None:
     assert f"{len(RULES)} rules found" in run_promtool("check", "rules", str(ALERTS))
 
 
+def test_queries_of_dashboard_and_guides_are_valid(tmp_path: pathlib.Path) -> None:
+    """Each as a rule of its own, so that promtool reads it; Grafana's own variables are filled in."""
+    queries = [query for _, query in expressions() if not query.startswith("label_values(")]
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        for block in re.findall(r"^```promql\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            lines = [line.partition("#")[0] for line in block.splitlines()]
+            several = all(line.startswith("sum") and line.count("(") == line.count(")") for line in lines)
+            queries += lines if several else [block]
+    filled = [re.sub(r"\$__\w+", "5m", query) for query in queries]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(filled)]
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in run_promtool("check", "rules", str(path))
+
+
 def test_alerts_fire_and_stay_silent_as_written() -> None:
     run_promtool("test", "rules", "alerts_test.yaml")
 

@@ -2,24 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from epochgate.guard.judge import Cursor, Judge, Step
 from epochgate.guard.mcp import Headers, tokens_of
-from epochgate.guard.policy import (
-    EventIds,
-    HeaderSource,
-    LiveChange,
-    MetaSource,
-    Mode,
-    PendingCalls,
-    Policy,
-    Proof,
-    Unproven,
-)
+from epochgate.guard.policy import HeaderSource, MetaSource, Policy, Proof, Unproven
 from epochgate.guard.record import Limits, Origin, Session, Stream
 from epochgate.guard.sse import Block, Framer
 from epochgate.guard.watch import Watch
+from epochgate.settings import PolicySettings
 
 META = MetaSource("session_epoch")
 HEADER = HeaderSource(b"mcp-session-epoch")
@@ -29,27 +21,12 @@ STRICT = frozenset({Proof.CONNECTION, Proof.EPOCH})
 Told = tuple[str | None, bytes]  # an event: its own id (None: no `id` line) and its data
 
 
+DEFAULTS = PolicySettings().compiled()
+
+
 def policy(**changes: Any) -> Policy:
     """The defaults of section 10, with changes."""
-    values: dict[str, Any] = {
-        "name": "mcp",
-        "path": None,
-        "mode": Mode.ENFORCE,
-        "sources": (META, HEADER),
-        "instance_header": None,
-        "session_ttl": None,
-        "live_change": LiveChange.FENCE,
-        "credentials": (b"authorization", b"cookie", b"x-api-key"),
-        "accept": STRICT,
-        "unproven": Unproven.RESTART,
-        "event_ids": EventIds.AUTO,
-        "first_event_timeout": 1.0,
-        "hold_time": 60.0,
-        "hold_bytes": 1 << 20,
-        "pending_calls": PendingCalls.ON_RETRY,
-        "normalize_loss": True,
-    }
-    return Policy(**values | changes)
+    return replace(DEFAULTS, **changes)
 
 
 LENIENT = {"unproven": Unproven.RESUME}

@@ -75,7 +75,7 @@ async def cut_upstream(stage: Stage) -> None:
 async def evict(stage: Stage) -> None:
     """The incident: steps 5 and 6 enter the buffer, then the session is evicted; the resume re-creates it lazily."""
     await cut_upstream(stage)
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(0.6)
     await stage.control("evict")
 
 

@@ -174,7 +174,7 @@ async def test_an_upstream_may_offer_an_upgrade(relay, data):
         await client.send(get())
         server = server or await relay.accept()
         await server.request()
-        await server.send(start + b"\r\n" + data + b"Content-Length: 1\r\n\r\na")
+        await server.send(start + b"\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nContent-Length: 1\r\n\r\na")
         answer = await client.message()
         assert (answer.start, answer.body, answer.get(b"upgrade")) == (start, b"a", None)
 

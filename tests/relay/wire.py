@@ -244,6 +244,7 @@ def free_listener() -> socket.socket:
 async def running(**changes: Any) -> AsyncIterator[Relay]:
     """A proxy with these sections of the configuration changed; at the end nothing of it may be left over."""
     loop = asyncio.get_running_loop()
+    gc.freeze()  # the collection at the end need not look at what was there before
     with free_listener() as listener:
         relay = Relay(listener)
         loop.set_exception_handler(lambda _, fault: relay.faults.append(fault))
@@ -279,6 +280,7 @@ async def _end(relay: Relay) -> None:
         while relay.connections or upstream.connections or len(asyncio.all_tasks()) > 1:
             await asyncio.sleep(0.01)
     gc.collect()  # a fault that nobody looked at is told when its task or future is collected
+    gc.unfreeze()
 
 
 def get(target: bytes = b"/mcp", *fields: bytes, method: bytes = b"GET") -> bytes:

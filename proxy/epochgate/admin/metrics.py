@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -210,13 +209,6 @@ FAMILIES = (
         "The number of changed keys that take a restart to be in force.",
         (),
         _one(lambda s: len(s.reload.last.needs_restart)),
-    ),
-    Family(
-        False,
-        "epochgate_uptime_seconds",
-        "How long the process has been serving.",
-        (),
-        _one(lambda s: time.time() - s.context.telemetry.started_at),
     ),
     Family(
         False, "epochgate_build_info", "1, with the version that runs.", ("version",), lambda _: [((__version__,), 1)]

@@ -145,7 +145,8 @@ class AdminServer:
         try:
             check_change(request, self._reload.settings.admin.token_file)
         except web.HTTPException as refused:
-            log.warning("admin.refused", path=request.path, why=refused.text)
+            resource = request.match_info.route.resource  # not the path itself: somebody may have put an id there
+            log.warning("admin.refused", path=resource.canonical if resource else "", why=refused.text)
             raise
 
     async def _named_session(self, request: web.Request) -> Session:

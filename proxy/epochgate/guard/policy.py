@@ -92,6 +92,7 @@ class Policy:
     hold_bytes: int
     pending_calls: PendingCalls
     normalize_loss: bool
+    keepalive: float  # silence after which a guarded stream gets a comment; 0: never
 
     def matches(self, path: str) -> bool:
         """Whether this policy is for `path`, as `normalize_path` returned it."""

@@ -14,7 +14,7 @@ from epochgate.errors import ConfigurationError, StoreError
 from epochgate.guard.record import Session
 from epochgate.ledger.base import Resume, Store, Written
 from epochgate.ledger.memory import Records
-from epochgate.ledger.mirror import Mirror
+from epochgate.ledger.mirror import Known, Mirror
 from epochgate.ledger.state import Kept, restore
 
 GATHER = 0.05  # s that a change waits for others, so that they are written together
@@ -25,6 +25,7 @@ FLUSH_WITHIN = 5.0  # s that the end waits for the store
 RETRY_AFTER = (0.1, 0.25, 0.5, 1.0, 2.0)  # s, the last one again and again
 TIDY_EVERY = 60.0  # s
 
+NOTHING: Known = (0, {})
 Trouble = (StoreError, ConfigurationError, TimeoutError)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -250,7 +251,7 @@ class KeptLedger:
             return
         now = time.time()
         session = self.records.get(session_id, now)
-        life, known = "", (0, dict[int, int]())
+        life, known = "", NOTHING
         if session is not None:
             mirror = mirror_of(session)
             life, known = mirror.life, mirror.known()
@@ -259,7 +260,7 @@ class KeptLedger:
             async with asyncio.timeout(self._store.read_within):
                 kept = await self._store.read(session_id, life, *known)
             if self.records.get(session_id, now) is session and session_id not in self._removed:
-                self.take(session_id, session, kept, now)
+                self.take(session_id, session, kept, known, now)
         except Trouble as error:
             self._failed(error)
         except ValueError as error:  # those of msgspec are, too
@@ -269,7 +270,7 @@ class KeptLedger:
             if session is not None:
                 mirror_of(session).read_at = began
 
-    def take(self, session_id: bytes, session: Session | None, kept: Kept | None, now: float) -> None:
+    def take(self, session_id: bytes, session: Session | None, kept: Kept | None, known: Known, now: float) -> None:
         """Take what the store has of a session."""
         if kept is None:
             if session is not None:
@@ -279,7 +280,7 @@ class KeptLedger:
         if session is not None:
             mirror = mirror_of(session)
             if kept.life == mirror.life:
-                mirror.merge(kept)
+                mirror.merge(kept, known)
                 return
             if kept.life < mirror.life:
                 return

@@ -28,6 +28,9 @@ from epochgate.ledger.state import (
 TOUCH_EVERY = 5.0  # s; the time of the last traffic alone is written no more often
 
 
+Known = tuple[int, dict[int, int]]  # the revisions of the head and of the streams that a store is known to have
+
+
 class Queue(Protocol):
     """Takes a mirror that has something to write."""
 
@@ -47,8 +50,8 @@ class Mirror(Watcher):
     """Hears of the changes of one session, and calls `queue` when there is something to write."""
 
     __slots__ = (
-        "__weakref__", "_changed", "_gone", "_head", "_head_rev", "_left", "_under_way", "_queue", "_whole", "_written", "active_at",
-        "life", "queued", "read_at", "session", "writers", "writing",
+        "__weakref__", "_changed", "_gone", "_head", "_head_rev", "_left", "_queue", "_under_way", "_whole", "_written",
+        "active_at", "life", "queued", "read_at", "session", "writers", "writing",
     )  # fmt: skip
 
     def __init__(self, session: Session, life: str, queue: Queue) -> None:
@@ -168,8 +171,8 @@ class Mirror(Watcher):
 
     # -- what the store says
 
-    def known(self) -> tuple[int, dict[int, int]]:
-        """The revisions of the head and of the streams that the store is known to have."""
+    def known(self) -> Known:
+        """What the store is known to have."""
         return self._head_rev, {key: written.rev for key, written in self._written.items()}
 
     def adopt(self, kept: Kept) -> None:
@@ -192,31 +195,35 @@ class Mirror(Watcher):
         self._gone.clear()
         self._changed = dict.fromkeys(self.session.streams)
 
-    def merge(self, kept: Kept) -> None:
-        """The store has the same epoch of the session, and what other processes recorded. Nothing of either is lost."""
+    def merge(self, kept: Kept, known: Known) -> None:
+        """The store has the same epoch of the session, and what other processes recorded. Nothing of either is lost.
+
+        `known` is what was known when the reading began: what was written since may be in `kept` or not.
+        """
         session = self.session
-        if kept.head_rev != self._head_rev:
-            take_head(session, decode_head(kept.head))
-            self._head_rev, self._head = kept.head_rev, kept.head
+        head_rev, revs = known
         self.writers = kept.writers
         session.active_at = max(session.active_at, kept.active_at)
-        self.active_at = kept.active_at
+        if not head_rev <= kept.head_rev <= self._head_rev:
+            take_head(session, decode_head(kept.head))
+            self._head_rev, self._head = kept.head_rev, kept.head
         for key, kept_stream in kept.streams.items():
-            if key in self._gone:
+            written = self._written.get(key, _Written())
+            if key in self._gone or revs.get(key, 0) <= kept_stream.rev <= written.rev:
                 continue
             stream = session.streams.get(key)
             if stream is None:
                 end = add_stream(session, key, kept_stream)
             elif key in self._changed or key in self._under_way:
-                end = merge_stream(stream, kept_stream, self._written.get(key, _Written()).end)
+                end = merge_stream(stream, kept_stream, written.end)
             else:
                 end = replace_stream(stream, kept_stream)
             self._written[key] = _Written(kept_stream.rev, end)
-        for key in [key for key in self._written if key not in kept.streams and key not in kept.unchanged]:
-            del self._written[key]
+        for key in [key for key in revs if key not in kept.streams and key not in kept.unchanged]:
+            self._written.pop(key, None)
+            self._gone.discard(key)
             if key not in self._changed and key not in self._under_way and key in session.streams:
                 session.forget(session.streams[key])
-        self._gone &= kept.streams.keys() | kept.unchanged
         reindex(session)
 
     def leave(self, left: frozenset[str], *, torn: bool) -> None:

@@ -1,8 +1,8 @@
 """Valkey or Redis as the store (`valkey://host:6379/0` and the like), shared by any number of processes.
 
-A session is one hash under one key, so that it is read, written, expired and evicted as a whole, and lies in one slot of
-a cluster. The key is a keyed digest of the session id: no id can be another's key, a pattern or a path. Event ids stand
-in it as they are, since they are sent again (R5); of credentials there are fingerprints only (L7).
+A session is one hash under one key, so that it is read, written, expired and evicted as a whole, and lies in one slot
+of a cluster. The key is a keyed digest of the session id: no id can be another's key, a pattern or a path. Event ids
+stand in it as they are, since they are sent again (R5); of credentials there are fingerprints only (L7).
 """
 
 from __future__ import annotations

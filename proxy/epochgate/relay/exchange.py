@@ -118,6 +118,8 @@ class Exchange:
         self._lost = False  # the upstream says that the session is lost
         self._flow: Flow
         self._began = time.perf_counter()
+        tracing = context.telemetry.tracing
+        self._span = None if tracing is None else tracing.begin(request)
 
     async def run(self) -> None:
         """Answer the request, or break its connection off."""
@@ -139,6 +141,8 @@ class Exchange:
         policy = "" if self._policy is None else self._policy.name
         seconds = time.perf_counter() - self._began
         self.context.telemetry.request(policy, self.request.method, self.reply.status, self._session_id, seconds)
+        if self._span is not None:
+            self._span.end(self._policy, self.reply.status)
 
     def finish(self, outcome: Outcome) -> None:
         """The work on the answer is over."""
@@ -262,7 +266,7 @@ class Exchange:
             if b"host" not in self.request.first:
                 fields.insert(0, (b"Host", context.authority))
         fields.append(VIA)
-        return fields
+        return fields if self._span is None else self._span.pass_on(fields)
 
     async def _send_rest(self, connection: UpstreamConnection) -> None:
         """Send what is still to come of the body, as it comes, as long as nobody has answered."""

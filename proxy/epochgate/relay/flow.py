@@ -24,6 +24,7 @@ from epochgate.guard.watch import Watch
 from epochgate.relay.client import ClientConnection, Reply
 from epochgate.relay.coding import Decoder, decoder_of
 from epochgate.relay.headers import Framing, without
+from epochgate.relay.heartbeat import COMMENT, Heartbeat
 from epochgate.relay.hold import Tail
 from epochgate.relay.upstream import Head, UpstreamConnection
 
@@ -127,6 +128,7 @@ class Flow:
             self._set_timer(policy.first_event_timeout, self._release_silent)
         if judge is None and self._watch.head():
             context.live_change(policy, session)
+        self._heartbeat = Heartbeat(policy.keepalive, self._beat) if self._enforced and policy.keepalive else None
 
     # -- the upstream
 
@@ -140,6 +142,8 @@ class Flow:
         """Record, check and pass on."""
         now = time.time()
         self.session.active_at = now
+        if self._heartbeat is not None:
+            self._heartbeat.heard()
         if self._checked:
             self._take_checked(data, now)
         else:
@@ -270,6 +274,16 @@ class Flow:
             reply.end()
         else:
             reply.break_off()
+
+    def _beat(self) -> None:
+        """The upstream is silent: a comment goes to the client where nothing would be cut by it."""
+        downstream = self.downstream
+        if downstream is None or not downstream.reply.started or downstream.client.paused:
+            return
+        readable = self._decoder is None and self.head.framing is not Framing.SIZED
+        if readable and (self._checked or self._framer.clean):
+            downstream.reply.write(COMMENT)
+            downstream.reply.flush()
 
     # -- blocks as they come
 
@@ -483,6 +497,8 @@ class Flow:
         if self.ended:
             return
         self.ended = True
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         self.context.streams.discard(self)
         self.session.open_flows -= 1
         self.context.telemetry.open_streams -= 1

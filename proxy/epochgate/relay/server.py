@@ -12,6 +12,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from epochgate import __version__
 from epochgate.admin.server import AdminServer
@@ -34,6 +35,9 @@ from epochgate.relay.tls import client_context, server_context
 from epochgate.relay.upstream import Upstream
 from epochgate.settings import Settings, pending_keys
 from epochgate.values import Address
+
+if TYPE_CHECKING:
+    from epochgate.relay.tracing import Tracing
 
 BACKLOG = 4096
 
@@ -70,11 +74,13 @@ class Proxy:
         """Listen, serve, drain; the exit status."""
         settings = self._settings
         listener_tls = server_context(settings.tls)
+        tracing = build_tracing(settings)
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         ledger = build_ledger(settings)
         await ledger.start()
         context = self._context = build_context(settings, ledger)
+        context.telemetry.tracing = tracing
         connect_ledger(ledger, context)
         reload = Reload(context, settings, self._load, config=self._config, listener_tls=listener_tls)
         admin = AdminServer(context, reload, self._begin_drain)
@@ -97,6 +103,8 @@ class Proxy:
             await asyncio.gather(watch, return_exceptions=True)
             await admin.close()
             context.upstream.close()
+            if tracing is not None:
+                await tracing.close()
             await ledger.close()
             if settings.listen.path is not None:
                 with contextlib.suppress(OSError):
@@ -194,6 +202,20 @@ def build_context(settings: Settings, ledger: Ledger) -> Context:
         authority=url.authority.encode(),
         prefix=url.prefix.encode(),
     )
+
+
+def build_tracing(settings: Settings) -> Tracing | None:
+    """What makes spans, where that is asked for. Raises ConfigurationError without the extra."""
+    if not settings.tracing.enabled:
+        return None
+    try:
+        from epochgate.relay.tracing import Tracing  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise ConfigurationError(
+            f"tracing.enabled: needs {error.name}, which is not installed; "
+            'install it with pip install "epochgate[otel]", or set this to false'
+        ) from None
+    return Tracing()
 
 
 async def listen(

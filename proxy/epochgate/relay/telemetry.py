@@ -9,11 +9,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
 from epochgate.guard.fingerprint import Fingerprints
 from epochgate.guard.verdict import Verdict
+
+if TYPE_CHECKING:
+    from epochgate.relay.tracing import Tracing  # an extra
 
 LAST_VERDICTS = 500
 HISTORY = 120  # spans of time for which verdicts are counted apart
@@ -75,6 +79,7 @@ class Telemetry:
         self.open_streams = 0
         self.decided: deque[Decided] = deque(maxlen=LAST_VERDICTS)
         self.history = History()
+        self.tracing: Tracing | None = None
 
     def verdict(
         self, policy: str, verdict: Verdict, *, session: bytes, cursor: bytes, enforced: bool, pending: int
@@ -96,6 +101,8 @@ class Telemetry:
         self.resumes[policy, decided.verdict, decided.reason, str(enforced).lower()] += 1
         self.decided.append(decided)
         self.history.add(decided.at, decided.proof or decided.verdict)
+        if self.tracing is not None:
+            self.tracing.decided(session, cursor, decided)
         log.info(
             "resume.decided",
             session=decided.session,

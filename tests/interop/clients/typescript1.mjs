@@ -10,6 +10,7 @@ import {
 } from '@modelcontextprotocol/sdk/types.js'
 
 const [program, url, plan = '{}'] = process.argv.slice(2)
+const PAUSE_MS = 230 // as in script.py
 const now = () => Date.now() / 1000
 
 async function open(seen) {
@@ -89,7 +90,7 @@ async function session() {
   doc.ping = await client.ping()
   await call(client, 'announce')
   doc.announced = await Promise.race([seen.announced, sleep(3000, false, { ref: false })])
-  const resume = await counted(client, { label: 'resume', steps: 12, pause_ms: 150 })
+  const resume = await counted(client, { label: 'resume', steps: 12, pause_ms: PAUSE_MS })
   doc.resumed = words(await resume.pending)
   doc.resumedProgress = resume.progress
   doc.resumedRuns = words(await call(client, 'runs', { label: 'resume' }))
@@ -121,7 +122,7 @@ async function fault({ steps = 12, close_at: closeAt, linger = 0, foreign = fals
   }
   doc.session = first.transport.sessionId
   doc.start = now()
-  const args = { label: 'fault', steps, pause_ms: 150, ...(closeAt && { close_at: closeAt }) }
+  const args = { label: 'fault', steps, pause_ms: PAUSE_MS, ...(closeAt && { close_at: closeAt }) }
   const { progress, pending } = await counted(first.client, args)
   doc.call = await outcome(first.seen, pending.then(words), 10)
   doc.progress = progress
