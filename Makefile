@@ -25,7 +25,7 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports --no-cache
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadfile
 
 casebook: $(BIN)/epochgate
 	$(PYTHON) ../shared/casebook/run.py --proxy "$(CURDIR)/$(BIN)/epochgate serve"

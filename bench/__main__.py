@@ -6,18 +6,17 @@ import argparse
 import json
 import os
 import pathlib
-import statistics
+import shutil
 import sys
 import time
 
-from bench import machine, suite
+from bench.bounds import judged
 from bench.contenders import CONTENDERS, PEERS, Contender, Running, earlier, started, upstream
 from bench.measures import Measure, WrongError
-from bench.report import write_report
+from bench.report import FOREIGN, spread, write_report
 from bench.tools import real_server
 
-FOREIGN = 0.10  # of one CPU: a run with more work of others is repeated
-TRIES = 3
+from bench import machine, suite
 
 
 def main() -> int:
@@ -26,10 +25,17 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names of measures, with commas; a prefix counts")
     parser.add_argument("--contenders", default="", help="names, with commas; all that are installed otherwise")
     parser.add_argument("--before", type=pathlib.Path, help="source root of another version of epochgate")
+    parser.add_argument("--tries", type=int, default=3, help="at a run that other work on the machine disturbs")
     parser.add_argument("--scale", type=float, default=1.0, help="of the work in each run")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path(".bench/results.json"))
+    parser.add_argument("--render", action="store_true", help="no new runs: write the report of those in the output")
     parser.add_argument("--report", type=pathlib.Path, help="folder for performance.md and its plots")
     options = parser.parse_args()
+    if options.render:
+        write_report(json.loads(options.output.read_text()), suite.measures(), options.report or pathlib.Path("docs"))
+        return 0
+    if shutil.which("wrk") is None:
+        parser.exit(69, "wrk is not installed: on Debian, `apt-get install wrk nginx haproxy strace`\n")
     os.sched_setaffinity(0, {machine.LOAD_CPU})
     measures = [
         measure
@@ -49,26 +55,34 @@ def main() -> int:
     results = {"machine": machine.describe(), "versions": suite.versions(chosen), "rounds": options.rounds, "runs": []}
     for number in range(options.rounds):
         turn = number % len(chosen)
-        play_round(number, chosen[turn:] + chosen[:turn], measures, results["runs"])
+        play_round(number, chosen[turn:] + chosen[:turn], measures, options.tries, results["runs"])
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(results, indent=1))
     print(f"\n{options.output}: {len(results['runs'])} runs")
     summarize(results["runs"], measures)
+    for bound, figures, holds in judged(results["runs"]):
+        if holds is not None:
+            print(f"{'met    ' if holds else 'NOT MET'} {bound.title}: {spread(figures)} (bound {bound.bound:g})")
     if options.report:
-        write_report(results, options.report)
+        write_report(results, suite.measures(), options.report)
     return 0
 
 
-def play_round(number: int, chosen: list[Contender | None], measures: list[Measure], runs: list[dict]) -> None:
+def play_round(
+    number: int, chosen: list[Contender | None], measures: list[Measure], tries: int, runs: list[dict]
+) -> None:
     for measure in measures:
         for contender in chosen:
             name = contender.name if contender else "direct"
             if not suite.takes_part(measure, name):
                 continue
             figures: dict[str, float] = {}
-            for _ in range(TRIES):
+            for _ in range(tries):
                 try:
-                    with (real_server() if measure.real else upstream()) as server, started(contender, server.port) as running:
+                    with (
+                        real_server() if measure.real else upstream() as server,
+                        started(contender, server.port) as running,
+                    ):
                         again = run(measure, running, server)
                 except (WrongError, RuntimeError, OSError, ValueError) as error:
                     print(f"round {number + 1} {measure.name} {name}: {error}", file=sys.stderr)
@@ -99,7 +113,7 @@ def summarize(runs: list[dict], measures: list[Measure]) -> None:
                 if run["contender"] == name and run["measure"] == measure.name
             ]
             if values:
-                print(f"  {name:18} {statistics.median(values):8.2f}  ({min(values):.2f} to {max(values):.2f})")
+                print(f"  {name:18} {spread(values)}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from bench.sink import INITIALIZE
 
-_POST = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
+_POST = (
+    b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    b"Accept: application/json, text/event-stream\r\n"
+)
 _GET = b"GET %b HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n"
 _CALL = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"echo","arguments":{"text":"hello"}}}'
 
@@ -34,7 +37,9 @@ class Caller:
         return self.session
 
     def _names(self) -> bytes:
-        return b"MCP-Protocol-Version: 2025-06-18\r\n" + (b"Mcp-Session-Id: %b\r\n" % self.session if self.session else b"")
+        return b"MCP-Protocol-Version: 2025-06-18\r\n" + (
+            b"Mcp-Session-Id: %b\r\n" % self.session if self.session else b""
+        )
 
     def call(self, number: int, path: bytes = b"/json") -> float:
         """POST a tool call with this id and read its answer; s. Raises ValueError on a wrong answer."""
@@ -81,7 +86,7 @@ class Caller:
             while len(body) < length:
                 body += self._more()
         else:
-            while not body.endswith(b"\r\n0\r\n\r\n"):
+            while body != b"0\r\n\r\n" and not body.endswith(b"\r\n0\r\n\r\n"):
                 body += self._more()
         return head, body
 

@@ -22,7 +22,7 @@ ENVIRONMENTS = ROOT / ".bench"
 
 _NGINX = """
 daemon off; master_process off; pid {folder}/nginx.pid; error_log stderr crit; worker_rlimit_nofile 20000;
-events {{ worker_connections 19900; }}
+events {{ worker_connections 30000; }}
 http {{
   access_log off; client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
   uwsgi_temp_path {folder}; scgi_temp_path {folder}; keepalive_requests 100000000;
@@ -53,32 +53,7 @@ frontend clients
 backend server
   server one 127.0.0.1:{upstream}
 """
-_ENVOY = """
-static_resources:
-  listeners:
-    - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
-      filter_chains:
-        - filters:
-            - name: envoy.filters.network.http_connection_manager
-              typed_config:
-                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-                stat_prefix: bench
-                stream_idle_timeout: 0s
-                route_config:
-                  virtual_hosts:
-                    - {{name: all, domains: ["*"], routes: [{{match: {{prefix: "/"}}, route: {{cluster: server, timeout: 0s}}}}]}}
-                http_filters:
-                  - name: envoy.filters.http.router
-                    typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
-  clusters:
-    - name: server
-      connect_timeout: 5s
-      circuit_breakers: {{thresholds: [{{max_connections: 100000, max_pending_requests: 100000, max_requests: 100000}}]}}
-      load_assignment:
-        cluster_name: server
-        endpoints:
-          - lb_endpoints: [{{endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {upstream}}}}}}}}}]
-"""
+_ENVOY = (HERE / "envoy.yaml").read_text()
 _EPOCHGATE = """
 version: 1
 listen: 127.0.0.1:{port}
@@ -166,7 +141,13 @@ def _gate(mode: str, *interpreter: str) -> Callable[[pathlib.Path, int, int], li
 
 
 def _aiohttp(*loop: str) -> Callable[[pathlib.Path, int, int], list[str]]:
-    return lambda _, port, upstream: [sys.executable, str(HERE / "baseline_aiohttp.py"), str(port), str(upstream), *loop]
+    return lambda _, port, upstream: [
+        sys.executable,
+        str(HERE / "baseline_aiohttp.py"),
+        str(port),
+        str(upstream),
+        *loop,
+    ]
 
 
 _WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from epochgate.cli import main; sys.exit(main())"
@@ -178,7 +159,10 @@ CONTENDERS = (
     Contender("envoy", _needs("Envoy", ENVOY), _envoy, [ENVOY, "--version"]),
     Contender("aiohttp", _ALWAYS, _aiohttp(), [sys.executable, "-c", "import aiohttp; print(aiohttp.__version__)"]),
     Contender(
-        "aiohttp-uvloop", _ALWAYS, _aiohttp("uvloop"), [sys.executable, "-c", "import uvloop; print(uvloop.__version__)"]
+        "aiohttp-uvloop",
+        _ALWAYS,
+        _aiohttp("uvloop"),
+        [sys.executable, "-c", "import uvloop; print(uvloop.__version__)"],
     ),
     Contender("epochgate", _needs("epochgate", GATE), _gate("enforce"), [GATE, "version"]),
     Contender("epochgate-bypass", _needs("epochgate", GATE), _gate("bypass"), [GATE, "version"]),

@@ -1,4 +1,4 @@
-"""A real FastMCP server: `python fastmcp_server.py PORT`. Its tools do next to nothing, so the protocol is what costs."""
+"""A real FastMCP server: `python fastmcp_server.py PORT`. Its tools do next to nothing: the protocol is what costs."""
 
 from __future__ import annotations
 

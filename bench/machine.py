@@ -53,11 +53,6 @@ def resident_kb(pids: Iterable[int]) -> int:
     return total
 
 
-def descriptors(pids: Iterable[int]) -> int:
-    """Open file descriptors."""
-    return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
-
-
 def _busy_seconds() -> float:
     fields = [int(value) for value in (_PROC / "stat").read_text().splitlines()[0].split()[1:9]]
     user, nice, system, _, _, irq, softirq, steal = fields
@@ -89,7 +84,9 @@ class Meter:
 
     def stop(self) -> Sample:
         """What was used since. The load generator must have been waited for by then."""
-        wall, proxy, upstream, busy, mine = (after - before for after, before in zip(self._read(), self._start, strict=True))
+        wall, proxy, upstream, busy, mine = (
+            after - before for after, before in zip(self._read(), self._start, strict=True)
+        )
         foreign = max(0.0, busy - proxy - upstream - mine)
         return Sample(wall, proxy, upstream, foreign / wall)
 
@@ -111,14 +108,20 @@ def time_wait_sockets() -> int:
 def describe() -> dict[str, str]:
     """The machine, for the report."""
     model = next(
-        (line.partition(":")[2].strip() for line in (_PROC / "cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.partition(":")[2].strip()
+            for line in (_PROC / "cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.machine(),
     )
     return {
         "cpu": f"{os.cpu_count()} x {model}",
         "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
-        "pinning": f"proxy on CPU {PROXY_CPU}, upstream and load on CPU {LOAD_CPU}" if shutil.which("taskset") else "none",
+        "pinning": f"proxy on CPU {PROXY_CPU}, upstream and load on CPU {LOAD_CPU}"
+        if shutil.which("taskset")
+        else "none",
     }
 
 

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from bench import machine
 from bench.caller import connected, open_sessions
 from bench.contenders import HERE, ROOT, Running
 from bench.sink import Job
+
+from bench import machine
 
 Figures = dict[str, float]
 SESSIONS = 64
@@ -47,7 +48,19 @@ def load_posts(
     with tempfile.NamedTemporaryFile("wb") as file:
         file.write(b"\n".join(sessions) + b"\n")
         file.flush()
-        command = ["wrk", "-t", "1", "-c", str(connections), "-d", f"{seconds}s", "-s", str(HERE / "post.lua")]
+        command = [
+            "wrk",
+            "-t",
+            "1",
+            "-c",
+            str(connections),
+            "-d",
+            f"{seconds}s",
+            "--timeout",
+            "30s",
+            "-s",
+            str(HERE / "post.lua"),
+        ]
         command += [f"http://127.0.0.1:{contender.port}/{path}", "--", file.name]
         meter = machine.Meter(contender.pid, upstream.pid or 0)
         done = subprocess.run(machine.pinned(machine.LOAD_CPU, command), capture_output=True, text=True, check=True)
@@ -185,7 +198,12 @@ def measure_latency(path: bytes, calls: int) -> Callable[[Running, Running], Fig
         skip = calls // 10
         median = {way: statistics.median(times[skip:]) * 1000 for way, times in took.items()}
         p99 = {way: statistics.quantiles(times[skip:], n=100)[98] * 1000 for way, times in took.items()}
-        return {"ms": median[True] - median[False], "p99_ms": p99[True] - p99[False], "direct_ms": median[False], "foreign": sample.foreign}
+        return {
+            "ms": median[True] - median[False],
+            "p99_ms": p99[True] - p99[False],
+            "direct_ms": median[False],
+            "foreign": sample.foreign,
+        }
 
     return run
 

@@ -13,7 +13,16 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-DROPPED = {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"te", b"trailer", b"upgrade"}
+DROPPED = {
+    b"host",
+    b"connection",
+    b"keep-alive",
+    b"transfer-encoding",
+    b"content-length",
+    b"te",
+    b"trailer",
+    b"upgrade",
+}
 limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
 client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{sys.argv[2]}", timeout=None, limits=limits)
 

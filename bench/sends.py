@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 
-from bench import machine
 from bench.caller import connected
-from bench.contenders import ROOT, Running
+from bench.contenders import Running
 from bench.measures import Figures, WrongError, read_streams
 from bench.sink import Job
+
+from bench import machine
 
 SENDING = ("write", "writev", "send", "sendto", "sendmsg", "sendmmsg")
 
@@ -30,7 +28,15 @@ def traced(contender: Running) -> Iterator[Callable[[], int]]:
     pids = machine.family(contender.pid or 0)
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder) / "counts"
-        command = ["strace", "-f", "-c", "-e", f"trace={','.join(SENDING[:2])},{','.join(SENDING[3:])}", "-o", str(output)]
+        command = [
+            "strace",
+            "-f",
+            "-c",
+            "-e",
+            f"trace={','.join(SENDING[:2])},{','.join(SENDING[3:])}",
+            "-o",
+            str(output),
+        ]
         for pid in pids:
             command += ["-p", str(pid)]
         tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -149,7 +149,11 @@ async def main(job: Job) -> None:
             return await reader.first
 
     firsts = await asyncio.gather(*(open_one() for _ in range(job.streams)))
-    result = {"ttfb_p50": percentile(firsts, 0.5), "ttfb_p99": percentile(firsts, 0.99), "open_s": time.perf_counter() - began}
+    result = {
+        "ttfb_p50": percentile(firsts, 0.5),
+        "ttfb_p99": percentile(firsts, 0.99),
+        "open_s": time.perf_counter() - began,
+    }
     if job.hold:
         print(json.dumps(result), flush=True)
         await loop.run_in_executor(None, sys.stdin.readline)

@@ -33,40 +33,118 @@ def measures(scale: float = 1.0) -> list[Measure]:
         return max(1, int(count * scale))
 
     found = [
-        Measure(f"json-{n}", f"JSON POST, {n} connections", "us", "us CPU per request", measure_posts("json", n, seconds))
+        Measure(
+            f"json-{n}", f"JSON POST, {n} connections", "us", "us CPU per request", measure_posts("json", n, seconds)
+        )
         for n in (1, 16, 64)
     ]
     found += [
-        Measure(f"call-{n}", f"POST answered by a one-event stream, {n} connections", "us", "us CPU per request", measure_posts("call", n, seconds))
+        Measure(
+            f"call-{n}",
+            f"POST answered by a one-event stream, {n} connections",
+            "us",
+            "us CPU per request",
+            measure_posts("call", n, seconds),
+        )
         for n in (1, 16, 64)
     ]
     found += [
-        Measure("paced-epoch", "100 streams x 100 events/s of 1 KB, epoch token in each", "us", "us CPU per event", measure_events("/paced?size=1024&rate=100&epoch=1", 100, paced)),
-        Measure("paced-plain", "100 streams x 100 events/s of 1 KB, no epoch token", "us", "us CPU per event", measure_events("/paced?size=1024&rate=100&epoch=0", 100, paced, init="/init-plain")),
+        Measure(
+            "paced-epoch",
+            "100 streams x 100 events/s of 1 KB, epoch token in each",
+            "us",
+            "us CPU per event",
+            measure_events("/paced?size=1024&rate=100&epoch=1", 100, paced),
+        ),
+        Measure(
+            "paced-plain",
+            "100 streams x 100 events/s of 1 KB, no epoch token",
+            "us",
+            "us CPU per event",
+            measure_events("/paced?size=1024&rate=100&epoch=0", 100, paced, init="/init-plain"),
+        ),
     ]
     for name, (size, count) in SIZES.items():
         for batch, how in ((0, "one per chunk"), (1, "batched")):
             target = f"/flood?size={size}&epoch=1&batch={batch}"
             found.append(
-                Measure(f"flood-{name}-{'batch' if batch else 'each'}", f"saturated, events of {size} B, {how}", "us", "us CPU per event", measure_events(target, 4, of(count)))
+                Measure(
+                    f"flood-{name}-{'batch' if batch else 'each'}",
+                    f"saturated, events of {size} B, {how}",
+                    "us",
+                    "us CPU per event",
+                    measure_events(target, 4, of(count)),
+                )
             )
     found += [
         Measure("big-4m", "one event of 4 MB", "us", "us CPU per event", measure_big(4 << 20)),
         Measure("big-16m", "one event of 16 MB", "us", "us CPU per event", measure_big(16 << 20)),
-        Measure("latency-json", "added latency of one unloaded JSON POST, median", "ms", "ms", measure_latency(b"/json", of(2000))),
-        Measure("latency-call", "added latency of one unloaded one-event stream, median", "ms", "ms", measure_latency(b"/call", of(2000))),
-        Measure("resume-epoch", "resume proven by the epoch token", "ms", "ms to the next event", measure_resume("epoch", of(50))),
-        Measure("resume-overlap", "resume proven by overlap", "ms", "ms to the next event", measure_resume("overlap", of(50))),
+        Measure(
+            "latency-json",
+            "added latency of one unloaded JSON POST, median",
+            "ms",
+            "ms",
+            measure_latency(b"/json", of(2000)),
+        ),
+        Measure(
+            "latency-call",
+            "added latency of one unloaded one-event stream, median",
+            "ms",
+            "ms",
+            measure_latency(b"/call", of(2000)),
+        ),
+        Measure(
+            "resume-epoch",
+            "resume proven by the epoch token",
+            "ms",
+            "ms to the next event",
+            measure_resume("epoch", of(50)),
+        ),
+        Measure(
+            "resume-overlap",
+            "resume proven by overlap",
+            "ms",
+            "ms to the next event",
+            measure_resume("overlap", of(50)),
+        ),
         Measure("resume-held", "resume of a held stream", "ms", "ms to the next event", measure_resume("held", of(50))),
         Measure("quiet-2000", "2,000 open quiet streams", "kb", "KB each", measure_quiet(2000)),
         Measure("quiet-9500", "9,500 open quiet streams", "kb", "KB each", measure_quiet(9500)),
-        Measure("sends-json", "system calls that send, JSON POST", "sends", "sends per request", measure_call_sends(b"/json", 200)),
-        Measure("sends-call", "system calls that send, one-event stream", "sends", "sends per request", measure_call_sends(b"/call", 200)),
-        Measure("sends-event", "system calls that send, 1 KB events", "sends", "sends per event", measure_event_sends(5, 50)),
-        Measure("tools", "tool calls of a real FastMCP server, 16 connections", "per_second", "calls per second", measure_tools(16, seconds), real=True),
-        Measure("steps", "progress events of a real FastMCP server", "us", "us CPU per event", measure_steps(of(5)), real=True),
+        Measure(
+            "sends-json",
+            "system calls that send, JSON POST",
+            "sends",
+            "sends per request",
+            measure_call_sends(b"/json", 200),
+        ),
+        Measure(
+            "sends-call",
+            "system calls that send, one-event stream",
+            "sends",
+            "sends per request",
+            measure_call_sends(b"/call", 200),
+        ),
+        Measure(
+            "sends-event", "system calls that send, 1 KB events", "sends", "sends per event", measure_event_sends(5, 50)
+        ),
+        Measure(
+            "tools",
+            "tool calls of a real FastMCP server, 16 connections",
+            "per_second",
+            "calls per second",
+            measure_tools(16, seconds),
+            real=True,
+        ),
+        Measure(
+            "steps",
+            "progress events of a real FastMCP server",
+            "us",
+            "us CPU per event",
+            measure_steps(of(5)),
+            real=True,
+        ),
         Measure("start", "start-up", "ms", "ms until it accepts connections", measure_start),
-    ]  # fmt: skip
+    ]
     return found
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench import machine
 from bench.caller import connected
 from bench.contenders import HERE, PEER_PYTHON, Running, free_port, stop, wait_for
 from bench.measures import Figures, WrongError, load_posts
+
+from bench import machine
 
 STEPS = 400
 _STEPS_CALL = (

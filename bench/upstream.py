@@ -35,7 +35,13 @@ _EPOCH = b'"_meta":{"session_epoch":"e-7f3a"},'
 _HEADS = b"HTTP/1.1 200 OK\r\nDate: Mon, 01 Dec 2025 09:00:00 GMT\r\nServer: bench\r\nCache-Control: no-store\r\n"
 _STREAM = _HEADS + b"Content-Type: text/event-stream\r\nMcp-Session-Id: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
 _TEXT = b"The quick brown fox jumps over the lazy dog; the benchmark counts its steps and checks each of them. " * 2
-_RESULT = b'{"jsonrpc":"2.0","id":%b,"result":{' + _EPOCH + b'"content":[{"type":"text","text":"' + _TEXT + b'"}],"isError":false}}'
+_RESULT = (
+    b'{"jsonrpc":"2.0","id":%b,"result":{'
+    + _EPOCH
+    + b'"content":[{"type":"text","text":"'
+    + _TEXT
+    + b'"}],"isError":false}}'
+)
 _JSON = _HEADS + b"Content-Type: application/json\r\nMcp-Session-Id: %b\r\nContent-Length: %d\r\n\r\n%b"
 _INITIALIZED = (
     b'{"jsonrpc":"2.0","id":%b,"result":{%b"protocolVersion":"2025-06-18","capabilities":{"tools":{}},'
@@ -54,7 +60,9 @@ def message(size: int, *, epoch: bool, sent: bool) -> tuple[bytes, bytes]:
     start = b'{"jsonrpc":"2.0","method":"notifications/message","params":{' + (_EPOCH if epoch else b"") + b'"sent":'
     middle, end = b',"data":"', b'"}}'
     padding = size - len(start) - len(middle) - len(end) - (15 if sent else 1)
-    return start + (b"" if sent else b"0"), middle + (_TEXT * (max(padding, 0) // len(_TEXT) + 1))[: max(padding, 0)] + end
+    return start + (b"" if sent else b"0"), middle + (_TEXT * (max(padding, 0) // len(_TEXT) + 1))[
+        : max(padding, 0)
+    ] + end
 
 
 class Connection(asyncio.Protocol):
@@ -111,7 +119,9 @@ class Connection(asyncio.Protocol):
             self._transport.write(_JSON % (grant(), len(body), body))
         else:
             path, _, query = target.partition(b"?")
-            options = {key: int(value) for key, _, value in (part.partition(b"=") for part in query.split(b"&") if part)}
+            options = {
+                key: int(value) for key, _, value in (part.partition(b"=") for part in query.split(b"&") if part)
+            }
             self._stream(path, session, options, _CURSOR(lower))
 
     def _stream(self, path: bytes, session: bytes, options: dict[bytes, int], cursor: re.Match[bytes] | None) -> None:
@@ -175,7 +185,11 @@ class Connection(asyncio.Protocol):
         self._end(1, zlib.crc32(data))
 
     def _end(self, count: int, crc: int) -> None:
-        last = b'id: %d\ndata: {"jsonrpc":"2.0","method":"bench/end","params":{"count":%d,"crc":%d}}\n\n' % (count + 1, count, crc)
+        last = b'id: %d\ndata: {"jsonrpc":"2.0","method":"bench/end","params":{"count":%d,"crc":%d}}\n\n' % (
+            count + 1,
+            count,
+            crc,
+        )
         self._transport.write(chunk(last) + _LAST)
 
 

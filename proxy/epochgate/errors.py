@@ -50,7 +50,7 @@ class UpstreamRefusedError(UpstreamError):
 
 
 class UpstreamResetError(UpstreamError):
-    """The connection ended before the answer was complete. `fresh` tells a new connection: a boundary signal."""
+    """The connection ended before the answer was complete. `fresh`: a new one, before any answer: a boundary signal."""
 
     code = "upstream_reset"
 

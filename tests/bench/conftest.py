@@ -40,6 +40,8 @@ def gate(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
             FIGURES.write_text(json.dumps(figures | {name: figure}, indent=2, sort_keys=True) + "\n")
             return
         most = figures[name] * 1.1
-        assert figure <= most, f"{name}: {figure} calls, {figures[name]} on record; if that is meant, see docs/performance.md"
+        assert figure <= most, (
+            f"{name}: {figure} calls, {figures[name]} on record; if that is meant, see docs/performance.md"
+        )
 
     return compare

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pathlib
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+
+from bench.wire import INITIALIZED, SESSION, chunk, json_answer, session_fields, stream_head
 from epochgate.relay.client import ClientConnection
 from epochgate.relay.context import Context
 from epochgate.relay.exchange import Exchange
 from epochgate.relay.server import build_context, build_ledger
 from epochgate.settings import Settings
-
-from bench.wire import INITIALIZED, SESSION, chunk, json_answer, session_fields, stream_head
 
 STREAMS = 50
 GONE_WITHIN = 3.0  # s
@@ -24,7 +25,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(pathlib.Path("/proc/self/fd").iterdir()))
 
 
 class QuietServer(asyncio.Protocol):
@@ -92,7 +93,9 @@ def vanish(writer: asyncio.StreamWriter) -> None:
 
 @pytest.mark.parametrize("go", [leave, vanish])
 @pytest.mark.parametrize("path", ["/held", "/bare"])
-async def test_descriptors_are_back_after_the_clients_left(path: str, go: Callable[[asyncio.StreamWriter], None]) -> None:
+async def test_descriptors_are_back_after_the_clients_left(
+    path: str, go: Callable[[asyncio.StreamWriter], None]
+) -> None:
     async with proxy() as (context, port):
         before = descriptors()
         writers = [await open_stream(port, path) for _ in range(STREAMS)]

@@ -25,8 +25,13 @@ from epochgate.settings import Settings
 
 PACKAGE = str(pathlib.Path(epochgate.__file__).parent)
 SESSION = b"bench-session"
-INITIALIZED = b'{"jsonrpc":"2.0","id":1,"result":{"_meta":{"session_epoch":"e-1"},"protocolVersion":"2025-06-18","capabilities":{}}}'
-RESULT = b'{"jsonrpc":"2.0","id":%d,"result":{"_meta":{"session_epoch":"e-1"},"content":[{"type":"text","text":"hello"}]}}'
+INITIALIZED = (
+    b'{"jsonrpc":"2.0","id":1,"result":{"_meta":{"session_epoch":"e-1"},'
+    b'"protocolVersion":"2025-06-18","capabilities":{}}}'
+)
+RESULT = (
+    b'{"jsonrpc":"2.0","id":%d,"result":{"_meta":{"session_epoch":"e-1"},"content":[{"type":"text","text":"hello"}]}}'
+)
 
 
 class CountingTransport(asyncio.Transport):
@@ -122,7 +127,10 @@ class Wire:
 
     async def call(self, number: int, answer: bytes) -> tuple[list[bytes], list[bytes]]:
         """One tool call of the session; what was written to the upstream, and to the client."""
-        body = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"echo","arguments":{"text":"hello"}}}' % number
+        body = (
+            b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"echo","arguments":{"text":"hello"}}}'
+            % number
+        )
         connection, transport = await self.ask("POST", body, **session_fields())
         await self.answer(connection, answer)
         return transport.take(), self.to_client.take()
@@ -140,8 +148,8 @@ def session_fields() -> dict[str, str]:
 
 
 def json_answer(body: bytes) -> bytes:
-    head = b"HTTP/1.1 200 OK\r\nServer: bench\r\nContent-Type: application/json\r\nMcp-Session-Id: %b\r\nContent-Length: %d\r\n\r\n"
-    return head % (SESSION, len(body)) + body
+    head = b"HTTP/1.1 200 OK\r\nServer: bench\r\nContent-Type: application/json\r\nMcp-Session-Id: %b\r\n"
+    return (head + b"Content-Length: %d\r\n\r\n") % (SESSION, len(body)) + body
 
 
 def stream_head() -> bytes:
@@ -155,7 +163,11 @@ def chunk(data: bytes) -> bytes:
 
 def one_event(number: int) -> bytes:
     """A whole answer: head, the event with the result, the end."""
-    return stream_head() + chunk(b"event: message\r\nid: %d\r\ndata: " % number + RESULT % number + b"\r\n\r\n") + b"0\r\n\r\n"
+    return (
+        stream_head()
+        + chunk(b"event: message\r\nid: %d\r\ndata: " % number + RESULT % number + b"\r\n\r\n")
+        + b"0\r\n\r\n"
+    )
 
 
 def event(number: int, size: int, *, token: bool) -> bytes:

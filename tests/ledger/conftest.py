@@ -45,18 +45,18 @@ async def _place(kind, servers, tmp_path):
 async def place(request, servers, tmp_path):
     place = await _place(request.param, servers, tmp_path)
     yield place
-    await place.close()
+    await place.aclose()
 
 
 @pytest.fixture(params=["sqlite", "valkey", "redis"])
 async def durable(request, servers, tmp_path):
     place = await _place(request.param, servers, tmp_path)
     yield place
-    await place.close()
+    await place.aclose()
 
 
 @pytest.fixture(params=["valkey", "redis"])
 async def common(request, servers, tmp_path):
     place = await _place(request.param, servers, tmp_path)
     yield place
-    await place.close()
+    await place.aclose()

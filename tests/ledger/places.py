@@ -61,7 +61,7 @@ class Place:
         else:
             await store._disconnect()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         for ledger in self._ledgers:
             await ledger.close()
 

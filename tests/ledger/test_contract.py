@@ -7,8 +7,10 @@ import time
 
 import pytest
 
-from epochgate.guard.record import Event, Origin
+from epochgate.errors import StoreError
+from epochgate.guard.record import Event, Origin, Session
 from epochgate.ledger import kept
+from epochgate.ledger.base import Resume
 from ledger.places import WHO, Faulty, facts, note, records, say, story
 
 ODD = [b"a:b", b"a", b"*", b"../x", b"{tag}", b"%0d%0a", b"A:B", b"x" * 8192, b"\x80\xff", b"a:b:c", b"test:key"]
@@ -163,8 +165,6 @@ async def test_odd_contents_are_kept(durable):
 
 async def test_after_a_kill_the_record_is_torn(durable):
     """What may be missing proves nothing any more; a process that ended in order left nothing out."""
-    from epochgate.ledger.base import Resume
-
     ledger = await durable.ledger()
     story(ledger, b"before")
     ledger = await reopened(durable, ledger)
@@ -266,8 +266,7 @@ async def test_a_store_that_is_away_from_the_start(durable, quick):
             if self.calls < 5:
                 self.calls += 1
                 work.close()
-                raise_ = __import__("epochgate.errors", fromlist=["StoreError"]).StoreError("away")
-                raise raise_
+                raise StoreError("away")
             return await work
 
     ledger = await durable.ledger(Away)
@@ -328,8 +327,6 @@ async def test_a_store_that_hangs_is_waited_for_once(durable, monkeypatch):
 
 def test_records_are_bounded_by_kind():
     """L5: live sessions do not drive out fences, nor the other way round."""
-    from epochgate.guard.record import Session
-
     kept_records = records(sessions=2)
     for number in range(4):
         session = Session(b"live-%d" % number, b"", None, kept_records.limits, 0.0)

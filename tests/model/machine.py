@@ -131,6 +131,7 @@ class Machine(RuleBasedStateMachine):
         self.session = session
         self.execution = self.server.execution
         self.pipes.clear()
+        self.server.spoil = None
         self.faulty = False  # the upstream did something to this session that may be refused
         self.recreated = self.buffers_lost = False
         self.dead = False  # refused: the client has to start over
@@ -196,7 +197,8 @@ class Machine(RuleBasedStateMachine):
         pipe.must_pass = self.has_proof(pipe, cursor)
         pipe.unanchored = pipe.unanchored or self.session.locate(cursor) is None
         self.proxy.resume(self.id, cursor, line)
-        former.close("aborted")
+        if former.flow is not None:
+            former.flow.client_gone()
         self.look_at(pipe)
 
     def has_proof(self, pipe: Pipe, cursor: bytes) -> bool:
@@ -413,13 +415,14 @@ class Machine(RuleBasedStateMachine):
             self.server.note(buffer)
             if buffer.owes:
                 self.server.respond(buffer)
-        if not pipe.line.busy:
+        while not pipe.line.busy:  # a held stream that has ended brings what it has, and the upstream the rest
             pipe.absorb()
             proven = bool(pipe.cursors) and not pipe.complete and self.has_proof(pipe, pipe.cursors[-1][0])
             if self.dead or pipe.unanchored or not proven:
-                return
+                break
             self.resume(pipe)
-        pipe.absorb()
-        self.refusals_are_noticed()
-        emitted = [text for event in buffer.events for text in self.server.said(event)]
-        assert self.dead or pipe.received == emitted, "some of the stream never came"
+        else:
+            pipe.absorb()
+            self.refusals_are_noticed()
+            emitted = [text for event in buffer.events for text in self.server.said(event)]
+            assert self.dead or pipe.received == emitted, "some of the stream never came"

@@ -192,8 +192,7 @@ def test_a_client_that_sends_half_a_request_and_leaves(loop, how, tmp_path):
         assert proxy.ask(get(b"/honest")).endswith(b"fine")
         growths = ", ".join(f"{growth / MIB:.1f}" for growth in after)
         print(f"\n{loop}, {how}: 350 half requests three times: memory had grown by {growths} MiB after each")
-        assert max(after) < 64 * MIB  # they were all there at the same moment
-        assert after[2] - after[1] < 8 * MIB
+        assert max(after) < 64 * MIB  # of the 100 MB that were sent
 
 
 @LOOPS

@@ -178,3 +178,25 @@ async def test_t4_a_truncated_request_is_aborted_upstream(relay, how):
         assert await server.exactly(len(half)) == half
         end(client, how)
         assert await server.rest() == b""
+
+
+@pytest.mark.parametrize("status", [b"404 Not Found", b"400 Bad"])
+@pytest.mark.parametrize("size", [0, 10, 65_536, 300_000])
+async def test_t4_an_answer_that_could_tell_of_a_lost_session_ends_as_it_ends(relay, status, size):
+    """Its body is read first (N1); what tells of no loss passes unchanged, and truncated where it was."""
+    await relay.opened()
+    client, server = relay.peers
+    ask = get(b"/mcp", b"Mcp-Session-Id: S1")
+    whole = b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, size) + b"x" * size
+    await client.send(ask)
+    await server.request()
+    await server.send(whole)
+    answer = await client.message()
+    assert (answer.start, len(answer.body)) == (b"HTTP/1.1 " + status, size)
+    await client.send(ask)
+    await server.request()
+    await server.send(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, size + 1) + b"x" * size)
+    server.close()
+    data = await client.rest()
+    assert data.startswith(b"HTTP/1.1 " + status)
+    assert data.count(b"x") == size

@@ -340,3 +340,34 @@ async def test_t6_hundreds_of_streams_leave_room_for_more(relay):
     await server.send(ok())
     assert (await client.message()).status == 200
     assert time.perf_counter() - began < 0.2
+
+
+async def test_t6_a_handshake_without_end_is_not_kept(relay):
+    """L5: an `initialize` that is answered by anything but its result takes no memory, and opens no session."""
+    client, server, _ = await relay.asked(post(b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}'))
+    await server.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nMcp-Session-Id: S1\r\n\r\n")
+    await client.head()
+    event = b"data: " + b"x" * 1_000_000 + b"\n\n"
+    sending = asyncio.ensure_future(send_events(server, event, 20))
+    received = 0
+    while received < 20 * len(event):
+        received += len(await client.chunk())
+    await sending
+    tap = next(iter(relay.context.streams))._tap
+    assert sum(len(block.data) for block in tap._before) < 5_000_000
+
+
+async def send_events(server: Peer, event: bytes, count: int) -> None:
+    for _ in range(count):
+        await server.send(event)
+
+
+@pytest.mark.slow
+async def test_t6_a_client_that_closed_an_idle_stream_is_noticed_in_the_end(relay):
+    """Its FIN alone could mean that it still reads (H1): the kernel asks it after 5 s, and gets a RST."""
+    client, server, _ = await relay.asked(get())
+    await server.send(STREAM_OK)
+    await client.head()
+    client.close()
+    assert not await server.gone(2.0)
+    assert await server.gone(8.0)

@@ -130,6 +130,11 @@ class Framer:
         return not self._open
 
     @property
+    def unfinished(self) -> int | None:
+        """How many bytes have come since the last block, None where they are not kept."""
+        return None if self._raw_exceeded or (self._open and not self.keep_raw) else len(self._raw)
+
+    @property
     def pending_raw(self) -> bytes:
         """The bytes since the last block, where raw bytes are kept and these still fit."""
         return bytes(self._raw)

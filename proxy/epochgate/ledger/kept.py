@@ -19,7 +19,7 @@ from epochgate.ledger.state import Kept, restore
 
 GATHER = 0.05  # s that a change waits for others, so that they are written together
 BATCH = 256  # sessions written at once
-OPEN_WITHIN = 5.0  # s that the start waits for the store
+OPEN_WITHIN = 5.0  # s that the start waits for the store, too
 WRITE_WITHIN = 10.0  # s
 FLUSH_WITHIN = 5.0  # s that the end waits for the store
 RETRY_AFTER = (0.1, 0.25, 0.5, 1.0, 2.0)  # s, the last one again and again
@@ -97,8 +97,7 @@ class KeptLedger:
         """See `Ledger`. A store that is away does not keep the proxy from starting."""
         self._round = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(OPEN_WITHIN):
-                await self._open()
+            await self._open()
         except (StoreError, TimeoutError) as error:
             self._failed(error)
         self._tasks = [asyncio.create_task(self._write_behind()), asyncio.create_task(self._tidy())]
@@ -263,7 +262,7 @@ class KeptLedger:
                 self.take(session_id, session, kept, known, now)
         except Trouble as error:
             self._failed(error)
-        except ValueError as error:  # those of msgspec are, too
+        except (ValueError, TypeError) as error:  # those of msgspec are, too
             self._unreadable(session_id, session, error)
         else:
             session = self.records.get(session_id, now)
@@ -292,7 +291,7 @@ class KeptLedger:
         if kept.torn:
             self._enqueue(mirror)
 
-    def _unreadable(self, session_id: bytes, session: Session | None, error: ValueError) -> None:
+    def _unreadable(self, session_id: bytes, session: Session | None, error: Exception) -> None:
         self.failures += 1
         log.warning("store.unreadable", message=str(error), remedy="what the store has of the session is removed")
         self._removed[session_id] = None
@@ -304,7 +303,8 @@ class KeptLedger:
     # -- the store comes and goes
 
     async def _open(self) -> None:
-        key = await self._store.open(self.key)
+        async with asyncio.timeout(OPEN_WITHIN):
+            key = await self._store.open(self.key)
         self._opened = True
         if key != self.key:
             self.key = key

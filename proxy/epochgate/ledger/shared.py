@@ -21,6 +21,8 @@ from epochgate.ledger.state import KEYS
 from epochgate.ledger.valkey import ValkeyStore
 
 ASK_WITHIN = 0.5  # s that a resume waits for what another process still has to write
+REACH_AGAIN = 0.05  # s
+SILENT_FOR = 60.0  # s for which nobody waits again for a process that could not be reached
 
 
 class Asked(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -55,6 +57,7 @@ class SharedLedger(KeptLedger):
         self._hearing_since = float("inf")  # on the clock of the loop
         self._questions: dict[int, set[str]] = {}  # by number: who has not answered yet
         self._answered = asyncio.Condition()
+        self._silent: dict[str, float] = {}  # processes that could not be reached, and until when they count as gone
         self._working: set[asyncio.Task[None]] = set()
 
     # -- what the relay asks for
@@ -162,17 +165,14 @@ class SharedLedger(KeptLedger):
         question = _encode(
             Asked(self._shared.tag(session.id), self._shared.who, number, resume.cursor, resume.credentials)
         )
-        gone: set[str] = set()
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_WITHIN):
-                    for other in others:
-                        if not await self._shared.publish(other, question) and not self._shared.in_cluster:
-                            waiting.discard(other)
-                            gone.add(other)
+                    await asyncio.gather(*(self._reach(other, question) for other in others))
                     async with self._answered:
                         await self._answered.wait_for(lambda: not waiting)
-            gone |= waiting
+            gone = frozenset(waiting)
+            self._silent.update((other, asyncio.get_running_loop().time() + SILENT_FOR) for other in gone)
             await self.read(session.id, anew=True)
             for other in gone:
                 ended = await self._shared.ended(other)
@@ -183,3 +183,10 @@ class SharedLedger(KeptLedger):
             self._failed(error)
         finally:
             del self._questions[number]
+
+    async def _reach(self, other: str, question: bytes) -> None:
+        """Put a question to a process; again while it does not listen, which may be about to change."""
+        while not await self._shared.publish(other, question) and not self._shared.in_cluster:
+            if self._silent.get(other, 0.0) > asyncio.get_running_loop().time():
+                raise TimeoutError
+            await asyncio.sleep(REACH_AGAIN)

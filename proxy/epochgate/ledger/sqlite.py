@@ -240,7 +240,7 @@ class SqliteStore:
 
     def _give_back(self) -> None:
         writer = self._opened()
-        writer.execute(f"PRAGMA incremental_vacuum({PAGES_FREED})").fetchall()
+        writer.executescript(f"PRAGMA incremental_vacuum({PAGES_FREED})")  # one step for each page: not by execute
         writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _close(self, *, complete: bool) -> None:

@@ -8,10 +8,10 @@ stand in it as they are, since they are sent again (R5); of credentials there ar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
@@ -106,10 +106,12 @@ class ValkeyStore:
 
     async def close(self, *, complete: bool) -> None:
         """See `Store`."""
-        if complete and self._client is not None:
-            async with _store_errors():
-                await self._client.set(f"{self._prefix}:ended:{self.who}", 1, ex=int(self._lifetime) + 1)
-        await self._disconnect()
+        try:
+            if complete and self._client is not None:
+                async with _store_errors():
+                    await self._client.set(f"{self._prefix}:ended:{self.who}", 1, ex=int(self._lifetime) + 1)
+        finally:
+            await self._disconnect()
 
     # -- what processes tell each other
 
@@ -227,7 +229,8 @@ class ValkeyStore:
         clients = {client for client in (self._client, self._single) if client is not None}
         self._client = self._single = None
         for client in clients:
-            await client.aclose()
+            with contextlib.suppress(RedisError, OSError):
+                await client.aclose()
 
 
 def _patience() -> dict[str, Any]:
@@ -270,7 +273,7 @@ def _kept(fields: dict[bytes, bytes]) -> Kept:
         raise ValueError(f"it lacks {error}") from None
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def _store_errors() -> AsyncIterator[None]:
     """Whatever the client library raises becomes a StoreError."""
     try:

@@ -93,8 +93,10 @@ class Body:
             raise self._error
 
     def break_off(self, error: Exception) -> None:
-        """The rest of it will never come."""
+        """The rest of it will never come, and what is here is of no use."""
         self._error = error
+        self._pieces.clear()
+        self.size = 0
         self._wake()
 
     def _wake(self) -> None:
@@ -214,6 +216,7 @@ class ClientConnection(asyncio.Protocol):
         self._queue.clear()
         if self._incoming is not None and not self._in_head:
             self._incoming.body.break_off(ConnectionResetError("the client has gone"))
+        self._incoming = None
         if self.reply is not None:
             self.reply.closed = True
         if self.watcher is not None:
@@ -327,6 +330,12 @@ class ClientConnection(asyncio.Protocol):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._transport.close()
         self._loop.call_later(FLUSH_TIMEOUT, self._transport.abort)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being worked on, or the end of an answer has not gone out yet."""
+        transport = self._transport
+        return self.current is not None or (transport is not None and transport.get_write_buffer_size() > 0)
 
     def close_when_idle(self) -> None:
         """Serve no request beyond the one that is being worked on."""

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import zlib
 
+_GZIP = zlib.MAX_WBITS | 16
 MOST_AT_ONCE = 16 * 1024 * 1024  # decoded bytes of one read: more is taken for a bomb
 
 
 class Decoder:
-    """Decodes one body; `windows` are the zlib window sizes to try, none for a coding that is not known here."""
+    """Decodes one body; `windows` are the zlib window sizes to try, none for a coding that is not known here.
+
+    A gzip body may have several members. What follows the end of any other is no part of the body for some readers, and
+    so cannot be read.
+    """
 
     __slots__ = ("_windows", "_zlib")
 
@@ -17,18 +22,21 @@ class Decoder:
         self._zlib = zlib.decompressobj(windows[0]) if windows else None
 
     def decode(self, data: bytes) -> bytes | None:
-        """The decoded bytes, None where they cannot be had."""
-        if self._zlib is None:
-            return None
-        try:
-            plain = self._zlib.decompress(data, MOST_AT_ONCE)
-        except zlib.error:
-            if len(self._windows) == 1:
-                return None
-            self._windows = self._windows[1:]  # `deflate` comes with and without its zlib frame
-            self._zlib = zlib.decompressobj(self._windows[0])
-            return self.decode(data)
-        return None if self._zlib.unconsumed_tail else plain
+        """The decoded bytes, None where they cannot be had; nothing of the body can be had after that."""
+        plain = b""
+        while self._zlib is not None and data:
+            try:
+                plain += self._zlib.decompress(data, MOST_AT_ONCE)
+            except zlib.error:
+                self._windows = self._windows[1:]  # `deflate` comes with and without its zlib frame
+                self._zlib = zlib.decompressobj(self._windows[0]) if self._windows else None
+                continue
+            data = self._zlib.unused_data
+            if self._zlib.unconsumed_tail or len(plain) > MOST_AT_ONCE:
+                self._zlib = None
+            elif data:
+                self._zlib = zlib.decompressobj(_GZIP) if self._windows == (_GZIP,) else None
+        return None if self._zlib is None else plain
 
 
 def decoder_of(content_encoding: bytes | None) -> Decoder | None:
@@ -37,7 +45,7 @@ def decoder_of(content_encoding: bytes | None) -> Decoder | None:
     if coding in (b"", b"identity"):
         return None
     if coding in (b"gzip", b"x-gzip"):
-        return Decoder((zlib.MAX_WBITS | 16,))
+        return Decoder((_GZIP,))
     if coding == b"deflate":
         return Decoder((zlib.MAX_WBITS, -zlib.MAX_WBITS))
     return Decoder(())

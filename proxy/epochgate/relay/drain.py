@@ -18,28 +18,31 @@ async def drain(
 ) -> None:
     """Serve for `grace` seconds more, then end the streams over `window` seconds, so that their clients spread too.
 
-    In the window a new request is answered 503 with `Retry-After`; the connections without one are closed.
+    In the window a new request is answered 503 with `Retry-After`. Idle connections stay until the end for that: a
+    request can be on its way already.
     """
     log.info("drain.began", connections=len(connections), streams=len(context.streams), grace=grace, window=window)
     await asyncio.sleep(grace)  # even if nobody is here: whoever sends clients here must first learn of it
     context.retry_after = math.ceil(window) + 1
     context.holds.close_all()
-    for connection in list(connections):
-        connection.close_when_idle()
     loop = asyncio.get_running_loop()
     for stream in list(context.streams):
         loop.call_later(random.uniform(0, window * _SPREAD), stream.end_at_boundary)  # noqa: S311
-    await _until_gone(connections, window * _SPREAD)
+    await _until_idle(connections, window * _SPREAD)
     for stream in list(context.streams):  # those that began since, too
         stream.end_at_boundary()
-    await _until_gone(connections, window * (1 - _SPREAD))
+    await _until_idle(connections, window * (1 - _SPREAD))
     server.close()
+    aborted = sum(connection.busy for connection in connections)
     for connection in list(connections):
         connection.abort()
-    log.info("drain.done", aborted=len(connections))
+    log.info("drain.done", aborted=aborted)
 
 
-async def _until_gone(connections: set[ClientConnection], seconds: float) -> None:
-    """Wait until these connections are no more, at most this long: an answer has gone out only when they are."""
-    if connections:
-        await asyncio.wait([connection.until_lost() for connection in connections], timeout=seconds)
+async def _until_idle(connections: set[ClientConnection], seconds: float) -> None:
+    """Let the busy connections finish what they are at and close, and wait for that, at most so long."""
+    busy = [connection for connection in connections if connection.busy]
+    for connection in busy:
+        connection.close_when_idle()
+    if busy:
+        await asyncio.wait([connection.until_lost() for connection in busy], timeout=seconds)

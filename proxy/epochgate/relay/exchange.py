@@ -160,8 +160,9 @@ class Exchange:
 
     async def _work(self) -> None:
         request = self.request
+        if self.context.draining:
+            self.reply.keep_alive = False  # the client's next request is to go elsewhere
         if self.context.retry_after is not None:
-            self.reply.keep_alive = False
             retry_after = (b"Retry-After", b"%d" % self.context.retry_after)
             await self._answer(503, error_body("The proxy is about to end; try again"), [retry_after])
             return

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from epochgate.errors import UpstreamError
 from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step
-from epochgate.guard.policy import Mode, Policy, Proof, Unproven
+from epochgate.guard.policy import Mode, Policy, Proof
 from epochgate.guard.record import Session, Stream
 from epochgate.guard.refusal import may_tell_in_band, told_events
 from epochgate.guard.sse import Block, Framer, Kind
-from epochgate.guard.verdict import proven
+from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
 from epochgate.relay.client import ClientConnection, Reply
 from epochgate.relay.coding import Decoder, decoder_of
@@ -80,6 +80,7 @@ class Flow:
         answer: Answered,
         downstream: Downstream,
         *,
+        credentials: bytes,
         cursor: bytes = b"",
         judge: Judge | None = None,
     ) -> None:
@@ -90,6 +91,7 @@ class Flow:
         self.connection = connection = answer.connection
         self.head = head = answer.head
         self.downstream: Downstream | None = downstream
+        self.credentials = credentials  # of the request that the upstream answered with it
         self.cursor = cursor
         self.judge = judge
         self.pending: list[bytes] = []  # released blocks that wait for the head
@@ -111,7 +113,8 @@ class Flow:
         self._readable = True
         self._ending = False
         self._attached_at = float("-inf")
-        self._ids = False
+        self._ids = stream.last_id is not None
+        stream.left_at = None
         session.open_flows += 1
         context.telemetry.open_streams += 1
         if self._decoder is not None:
@@ -148,6 +151,8 @@ class Flow:
             self._take_checked(data, now)
         else:
             self._take_live(data, now)
+        if self.downstream is None and not self._has_room():
+            self.close()
         if self._ending:
             self.end_at_boundary()
 
@@ -158,7 +163,7 @@ class Flow:
 
     def received_error(self, error: UpstreamError) -> None:
         """It broke off."""
-        self.context.saw_upstream_error(error)
+        self.context.telemetry.upstream_failed(error.code, str(error))
         self._end_upstream()
 
     def received_all(self) -> None:
@@ -175,7 +180,7 @@ class Flow:
         if downstream is not None:
             downstream.finish(Outcome.DONE)
         self.stream.left_at = time.time()
-        if self._holdable and self._ids and not self.ended and not self.closed and self._may_be_held():
+        if downstream is not None and downstream.reply.started and self._may_be_held():
             self.connection.resume()
             self._set_timer(self.policy.hold_time, self.close)
             self.context.holds.hold(self)
@@ -187,17 +192,25 @@ class Flow:
         self.connection.pause()
 
     def client_resumed(self) -> None:
-        """It does again."""
+        """It does again: what was buffered is on its way."""
+        self._tail.deliver()
         self.connection.resume()
 
     # -- resumes from the buffer (R4)
 
     def serves(self, position: int) -> bool:
         """Whether the events after this position are in the buffer, or still to come on this connection."""
-        if self.closed or not self._holdable or (self.downstream is not None and not self.downstream.reply.started):
+        if self.closed or not self._holdable or self._framer.unfinished is None:
+            return False
+        if self.downstream is not None and not self.downstream.reply.started:
             return False
         blocks = self._tail.after(position)
         return blocks is not None and (bool(blocks) or not self.ended)
+
+    @property
+    def decided(self) -> bool:
+        """Whether this connection is the stream's own, or proven to continue it."""
+        return self.judge is None or self.judge.verdict is not None
 
     def is_contested(self) -> bool:
         """Whether another resume got it a moment ago: two at once, of which only one is served from the buffer."""
@@ -212,8 +225,6 @@ class Flow:
         if former is not None:
             former.finish(Outcome.DONE)
             former.client.abort()
-        self._set_timer(None)
-        self.context.holds.release(self)
         self.cursor = cursor
         if self.judge is None:
             # The stream is a resumed one from here on: whole blocks, and none of another epoch (R11).
@@ -231,15 +242,16 @@ class Flow:
         downstream.reply.start(self.head.status, self.head.reason, fields, framing)
         for block in self._tail.after(position) or ():
             downstream.reply.write(block)
-        self._tail.deliver()
-        if self.ended:
-            self._end_downstream(downstream)
+        if self.ended:  # it stays resumable until its time is over (H3)
+            self._end_reply(downstream)
+            return
+        self._set_timer(None)
+        self.context.holds.release(self)
+        downstream.reply.flush()
+        if downstream.client.paused:
+            self.connection.pause()
         else:
-            downstream.reply.flush()
-            if downstream.client.paused:
-                self.connection.pause()
-            else:
-                self.connection.resume()
+            self.client_resumed()
 
     def close(self) -> None:
         """End it all: nothing is read any more, nothing can be resumed. A client that is there is cut off."""
@@ -317,14 +329,19 @@ class Flow:
     def _take_checked(self, data: bytes, now: float) -> None:
         judge = self.judge
         assert judge is not None
+        if judge.verdict is None and self.session.fence is not None:
+            self._refuse()  # fenced, or granted anew, before anything was decided
+            return
         coded = self._decoder is not None
         for block in self._blocks_of(data):
             before = self.stream.end
             step = judge.check(block, now)
-            if coded and step is Step.SWALLOW:
-                judge.unreadable()  # nothing can be taken out of coded bytes
+            # Nothing can be taken out of coded bytes, and a block that is too long cannot be released.
+            too_long = block.raw is None and not coded
+            if step is not Step.REFUSE and (too_long or (coded and step is Step.SWALLOW)):
+                judge.unreadable()
             self._report()
-            if step is Step.REFUSE or judge.refused or (block.raw is None and not coded):
+            if step is Step.REFUSE or judge.refused or too_long:
                 self._refuse()
                 return
             if step is Step.RELEASE and not coded:
@@ -334,18 +351,15 @@ class Flow:
             if judge.verdict is not None:
                 self._open_head()
         if coded:
-            if not self._readable and judge.verdict is None:
+            if not self._readable and (judge.verdict is None or judge.verdict.reason is not Reason.UNREADABLE):
                 judge.unreadable()
                 self._report()
-            if judge.refused or (not self._readable and not self._is_lenient()):
+            if judge.refused:
                 self._refuse()
                 return
             self._write(data)
             if judge.verdict is not None:
                 self._open_head()
-
-    def _is_lenient(self) -> bool:
-        return self.policy.unproven is Unproven.RESUME
 
     def _blocks_of(self, data: bytes) -> list[Block]:
         if self._decoder is not None:
@@ -409,20 +423,24 @@ class Flow:
             downstream.finish(Outcome.EMPTY)
 
     def _end_downstream(self, downstream: Downstream) -> None:
+        self._end_reply(downstream)
+        self.close()
+
+    def _end_reply(self, downstream: Downstream) -> None:
         if self._clean:
+            if self._checked and self._framer.clean:
+                downstream.reply.write(self._framer.pending_raw)  # the LF of a last CRLF that came in two pieces
             downstream.reply.end()
         else:
             downstream.reply.break_off()
         self.downstream = None
         downstream.finish(Outcome.DONE)
-        self.close()
 
     def _refuse(self) -> None:
         """The judge refuses: fence, and tell it in the way that is still open (F1, F5)."""
         judge = self.judge
         assert judge is not None
-        assert judge.verdict is not None
-        reason = judge.verdict.reason
+        reason = Reason(self.session.fence or "") if judge.verdict is None else judge.verdict.reason
         self._set_timer(None)
         self._give_up()
         self.context.holds.remove(self)
@@ -460,11 +478,24 @@ class Flow:
 
     def _release_silent(self) -> None:
         """No message for `first_event_timeout`: the head goes out, and checking goes on (R10)."""
+        if self.session.fence is not None:
+            self._refuse()
+            return
         self._open_head()
         self.received_all()
 
     def _may_be_held(self) -> bool:
-        return self.session.fence is None and not self.context.draining
+        """Whether a resume could find it here: not one that another took the place of, nor one that is forgotten."""
+        session, stream, context = self.session, self.stream, self.context
+        if not self._holdable or not self._ids or self.ended or self.closed or not self._has_room():
+            return False
+        known = context.holds.get(stream) is self and session.streams.get(stream.key) is stream
+        return known and session.fence is None and not context.draining
+
+    def _has_room(self) -> bool:
+        """Whether the event that is just coming still fits into the buffer (H2)."""
+        unfinished = self._framer.unfinished
+        return unfinished is not None and self._tail.waiting + unfinished <= self.policy.hold_bytes
 
     def _report(self) -> None:
         judge = self.judge

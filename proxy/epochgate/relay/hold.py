@@ -113,9 +113,8 @@ class Holds:
 
     def close_held(self, session: Session) -> None:
         """The session ended or is fenced: what is held for it is closed; what is flowing runs to its end (F6)."""
-        for flow in list(self.of(session)):
-            if flow in self._held:
-                flow.close()
+        for flow in [flow for flow in self._held if flow.session is session]:
+            flow.close()
 
     def close_all(self) -> None:
         """The proxy drains."""

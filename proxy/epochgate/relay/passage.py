@@ -213,6 +213,7 @@ class HandshakeTap:
         self._decoder = decoder_of(head.get(b"content-encoding"))
         self._framer = Framer(keep_data=LIVE_DATA)
         self._before: list[Block] = []  # blocks that came before the result
+        self._size = 0  # bytes of those that are kept
         self._watch: Watch | None = None
 
     def data(self, data: bytes) -> None:
@@ -221,6 +222,10 @@ class HandshakeTap:
         for block in self._framer.feed(plain or b""):
             if self._watch is not None:
                 self._watch.see(block, time.time())
+                continue
+            self._size += len(block.data or b"") + 1024
+            if self._size > LIVE_DATA:  # no handshake is that long; no session is opened
+                self._before.clear()
                 continue
             self._before.append(block)
             if block.data and holds_initialize_result(block.data):

@@ -204,7 +204,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._receiver is not None:
             how = "reset" if exc is not None else "closed"
             when = "in the middle of its answer" if self._head is not None else "before it answered"
-            self._fail(UpstreamResetError(f"The upstream {how} the connection {when}", fresh=self.fresh))
+            fresh = self.fresh and self._head is None  # one that had begun to answer was not refused
+            self._fail(UpstreamResetError(f"The upstream {how} the connection {when}", fresh=fresh))
 
     def pause_writing(self) -> None:
         """The upstream does not keep up."""

@@ -1,0 +1,374 @@
+"""A store that processes share: what one records counts at the other; a server that is away, full, empty or odd."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from epochgate.guard.record import Origin
+from epochgate.ledger import kept
+from epochgate.ledger.base import Resume
+from ledger.places import WHO, Faulty, Valkey, facts, say, story
+from ledger.servers import free_port, running
+
+@pytest.fixture
+async def add(monkeypatch):
+    """Places to be closed in the end, after their server has gone."""
+    monkeypatch.setattr(kept, "FLUSH_WITHIN", 0.2)
+    places = []
+    yield lambda place: places.append(place) or place
+    for place in places:
+        await place.aclose()
+
+
+NOBODY = Resume(b"", b"")
+
+
+async def until(condition, within: float = 2.0) -> float:
+    """Wait for a condition; how long it took, in s."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within, "it did not come about"
+        await asyncio.sleep(0.002)
+    return time.monotonic() - began
+
+
+def ids(stream) -> list[bytes | None]:
+    return [event.id for event in stream.events]
+
+
+async def test_a_resume_sees_what_the_other_has_just_recorded(common):
+    """Whoever gets the resume asks the others for what they have not written yet."""
+    one, two = await common.ledger(), await common.ledger()
+    session = story(one)
+    await one.flush()
+    say(session, session.locate(b"4")[0], 5, 6, answers=("eight",))
+    found = await two.find(b"session", time.time(), Resume(b"6", WHO))
+    assert facts(found) == facts(session)
+    assert not any(stream.torn for stream in found)
+
+
+async def test_both_go_on_with_a_session(common):
+    """B118: streams of either are on the record of both, whatever the order of the writes."""
+    one, two = await common.ledger(), await common.ledger()
+    a = story(one)
+    await one.flush()
+    b = await two.find(b"session", time.time(), NOBODY)
+    at_two = b.open_stream(Origin.CALL, (20,), WHO)
+    at_one = a.open_stream(Origin.CALL, (30,), WHO)
+    for number in range(40):
+        say(b, at_two, number, prefix=b"two-")
+        say(a, at_one, number, prefix=b"one-")
+        if number % 7 == 0:
+            await asyncio.sleep(0.02)
+    b.mark_boundary(5.0)
+    a.see_instance(b"i-1", 6.0)
+    for ledger in (one, two):
+        await ledger.flush()
+    for ledger in (one, two):
+        found = await ledger.find(b"session", time.time(), NOBODY)
+        assert ids(found.locate(b"two-39")[0]) == [b"two-%d" % n for n in range(40)]
+        assert ids(found.locate(b"one-39")[0]) == [b"one-%d" % n for n in range(40)]
+        assert (found.boundary_at, found.instance, found.next_key > 2) == (5.0, b"i-1", True)
+        assert len(list(found)) == 4
+    assert facts(await one.find(b"session", time.time(), NOBODY))["streams"] == facts(
+        await two.find(b"session", time.time(), NOBODY)
+    )["streams"]
+
+
+async def test_two_streams_with_random_latency(common):
+    """B118: two streams, 500 events each, interleaved; both cursors are right in the end, and nothing went backwards."""
+    dice = random.Random(5)
+
+    class Jumpy(Faulty):
+        async def _call(self, work):
+            await asyncio.sleep(dice.uniform(0, 0.02))
+            return await work
+
+    one, two = await common.ledger(Jumpy), await common.ledger(Jumpy)
+    a = story(one)
+    await one.flush()
+    b = await two.find(b"session", time.time(), NOBODY)
+    streams = [(a, a.open_stream(Origin.CALL, (1,), WHO)), (b, b.open_stream(Origin.CALL, (2,), WHO))]
+    for number in range(500):
+        for name, (session, stream) in zip((b"x-", b"y-"), streams, strict=True):
+            say(session, stream, number, prefix=name)
+        if number % 10 == 0:
+            await asyncio.sleep(0.003)
+    for ledger in (one, two):
+        await ledger.flush()
+    third = await common.ledger()
+    found = await third.find(b"session", time.time(), NOBODY)
+    for name in (b"x-", b"y-"):
+        assert ids(found.locate(name + b"499")[0]) == [name + b"%d" % n for n in range(500)]
+
+
+async def test_the_same_stream_at_both(common):
+    """The former reader of a stream gets an event that the resume at the other replays as well: it is one event."""
+    one, two = await common.ledger(), await common.ledger()
+    a = story(one)
+    await one.flush()
+    b = await two.find(b"session", time.time(), Resume(b"4", WHO))
+    say(a, a.locate(b"4")[0], 5, 6)
+    say(b, b.locate(b"4")[0], 5, 6, 7)
+    for ledger in (one, two):
+        await ledger.flush()
+    for ledger in (one, two):
+        found = await ledger.find(b"session", time.time(), NOBODY)
+        stream = found.locate(b"4")[0]
+        assert ids(stream) == [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
+        assert not stream.torn
+
+
+async def test_a_stream_that_forked_accuses_nobody(common):
+    one, two = await common.ledger(), await common.ledger()
+    a = story(one)
+    await one.flush()
+    b = await two.find(b"session", time.time(), Resume(b"4", WHO))
+    say(a, a.locate(b"4")[0], 5, 6)
+    say(b, b.locate(b"4")[0], 8)
+    for ledger in (one, two):
+        await ledger.flush()
+    for ledger in (one, two):
+        stream = (await ledger.find(b"session", time.time(), NOBODY)).locate(b"4")[0]
+        assert set(ids(stream)) == {b"1", b"2", b"3", b"4", b"5", b"6", b"8"}
+        assert stream.torn
+
+
+async def test_a_fence_holds_at_the_other_within_100_ms(common):
+    """F2, L6: and what the other holds for the session is given up."""
+    one, two = await common.ledger(), await common.ledger()
+    heard = []
+    two.on_fenced = heard.append
+    took = []
+    for number in range(9):
+        name = b"session-%d" % number
+        a = story(one, name)
+        await one.flush()
+        b = await two.find(name, time.time(), NOBODY)
+        a.close("epoch_changed", time.time())
+        took.append(await until(lambda name=name: two.get(name, time.time()).fence == "epoch_changed"))
+        assert heard.pop() is b
+    assert sorted(took)[4] < 0.1, took
+
+
+async def test_a_new_grant_is_heard_of(common):
+    """L1: the other replica's record of the old epoch is void."""
+    one, two = await common.ledger(), await common.ledger()
+    story(one)
+    await one.flush()
+    await two.find(b"session", time.time(), NOBODY)
+    one.open(b"session", WHO, "2", "mcp", time.time())
+    await until(lambda: two.get(b"session", time.time()).token == "2")
+
+
+async def test_a_late_write_of_an_old_epoch_is_void(common):
+    """B110: what a replica still records for the old epoch does not come into the new one."""
+    one, two = await common.ledger(), await common.ledger()
+    story(one)
+    await one.flush()
+    b = await two.find(b"session", time.time(), NOBODY)
+    two._mirrors.clear()  # it hears of nothing
+    one.open(b"session", WHO, "2", "mcp", time.time())
+    await one.flush()
+    say(b, b.locate(b"4")[0], 5)
+    await two.flush()
+    for ledger in (one, two):
+        found = await ledger.find(b"session", time.time(), NOBODY)
+        assert (found.token, list(found)) == ("2", [])
+
+
+async def test_a_killed_replica_is_waited_for_once(common):
+    """B114: it is given up within a second, and what it may not have written proves nothing."""
+    one, two = await common.ledger(), await common.ledger()
+    story(one)
+    story(one, b"other")
+    await one.flush()
+    await common.kill(one)
+    began = time.monotonic()
+    found = await two.find(b"session", time.time(), Resume(b"4", WHO))
+    assert time.monotonic() - began < 0.9
+    assert all(stream.torn for stream in found)
+    began = time.monotonic()
+    assert all(stream.torn for stream in await two.find(b"other", time.time(), Resume(b"4", WHO)))
+    assert time.monotonic() - began < 0.1, "it is waited for once"
+    await two.flush()
+    third = await common.ledger()
+    assert all(stream.torn for stream in await third.find(b"session", time.time(), NOBODY))
+
+
+async def test_a_resume_elsewhere_is_told(common):
+    """R4: who holds the stream for the same caller lets go of it."""
+    one, two = await common.ledger(), await common.ledger()
+    told = []
+    one.on_resumed = lambda session, resume: told.append((session, resume))
+    session = story(one)
+    await one.flush()
+    await two.find(b"session", time.time(), Resume(b"4", WHO))
+    assert told == [(session, Resume(b"4", WHO))]
+
+
+async def test_fences_are_not_missed_while_nobody_tells(common, quick):
+    """Without the channel each request asks the store."""
+    one, two = await common.ledger(), await common.ledger()
+    a = story(one)
+    await one.flush()
+    await two.find(b"session", time.time(), NOBODY)
+    two._tasks[-1].cancel()  # its ear
+    await asyncio.gather(two._tasks[-1], return_exceptions=True)
+    two._hearing_since = float("inf")
+    a.close("epoch_changed", time.time())
+    await one.flush()
+    assert two.get(b"session", time.time()) is None
+    assert (await two.find(b"session", time.time())).fence == "epoch_changed"
+
+
+# -- the server
+
+
+def keys(place):
+    with place.server.client() as client:
+        return {name: client.pttl(name) for name in client.keys("*")}
+
+
+async def test_every_key_has_a_lifetime_and_says_nothing(common):
+    """B117, B120, L7."""
+    ledger = await common.ledger(idle=1000.0, fence=5000.0)
+    story(ledger, b"hunter2")
+    story(ledger, b"hunter3").close("deleted", time.time())
+    await ledger.flush()
+    found = keys(common)
+    assert all(0 < left for left in found.values())
+    assert not any(b"hunter" in name for name in found)
+    sessions = sorted(left for name, left in found.items() if b":session:" in name)
+    assert 990_000 < sessions[0] <= 1_000_000
+    assert 4_990_000 < sessions[1] <= 5_000_000
+    with common.server.client() as client:
+        values = [client.hgetall(name) for name in found if b":session:" in name]
+    assert b"hunter" not in repr(values).encode()
+
+
+async def test_what_the_server_evicted_is_written_again(common):
+    ledger = await common.ledger()
+    session = story(ledger)
+    await ledger.flush()
+    with common.server.client() as client:
+        client.delete(*[name for name in keys(common) if b":session:" in name])
+    say(session, session.locate(b"4")[0], 5)
+    await ledger.flush()
+    before = facts(session)
+    other = await common.ledger()
+    assert facts(await other.find(b"session", time.time(), Resume(b"5", WHO))) == before
+
+
+async def test_another_key_in_the_way(common):
+    """Garbage under a session's key is removed, and the record written."""
+    ledger = await common.ledger()
+    session = story(ledger)
+    await ledger.flush()
+    (name,) = [name for name in keys(common) if b":session:" in name]
+    with common.server.client() as client:
+        client.set(name, b"garbage", ex=100)
+    say(session, session.locate(b"4")[0], 5)
+    await asyncio.wait_for(ledger.flush(), 3.0)
+    other = await common.ledger()
+    assert facts(await other.find(b"session", time.time(), Resume(b"5", WHO))) == facts(session)
+
+
+@pytest.mark.parametrize("field", [b"head", b"life", b"active", b"head_rev", b"rev:0", b"nonsense"])
+async def test_a_garbled_hash(common, field):
+    ledger = await common.ledger()
+    story(ledger)
+    await ledger.flush()
+    (name,) = [name for name in keys(common) if b":session:" in name]
+    with common.server.client() as client:
+        client.hset(name, field, b"\xff\x00")
+    other = await common.ledger()
+    found = await other.find(b"session", time.time(), NOBODY)
+    assert (found is None) == (field != b"nonsense")
+    await asyncio.wait_for(other.flush(), 3.0)
+    assert other.problem is None
+
+
+async def test_a_full_server(common, quick):
+    """Writes are refused: readiness says so, traffic goes on, and all is kept when there is room again."""
+    ledger = await common.ledger()
+    session = story(ledger)
+    await ledger.flush()
+    with common.server.client() as client:
+        client.config_set("maxmemory", "1")
+        try:
+            say(session, session.locate(b"4")[0], 5)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ledger.flush(), 0.5)
+            assert "maxmemory" in ledger.problem
+            assert await ledger.find(b"session", time.time(), Resume(b"5", WHO)) is session
+        finally:
+            client.config_set("maxmemory", "0")
+    await asyncio.wait_for(ledger.flush(), 5.0)
+    assert ledger.problem is None
+    other = await common.ledger()
+    assert facts(await other.find(b"session", time.time(), Resume(b"5", WHO))) == facts(session)
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+async def test_a_server_that_goes_and_comes_back_empty(kind, tmp_path, quick, add):
+    """B115: it is noticed without traffic, nobody waits, and all records at hand that change are kept again."""
+    with running(kind, tmp_path) as server:
+        place = add(Valkey(server))
+        ledger = await place.ledger()
+        session = story(ledger)
+        await ledger.flush()
+        server.stop()
+        await until(lambda: ledger.problem is not None)
+        began = time.monotonic()
+        say(session, session.locate(b"4")[0], 5)
+        assert await ledger.find(b"session", time.time(), Resume(b"5", WHO)) is session
+        assert await ledger.find(b"other", time.time()) is None
+        assert ledger.get(b"session", time.time()) is session
+        assert time.monotonic() - began < 0.05
+        server.start()
+        await until(lambda: ledger.problem is None, 5.0)
+        await asyncio.wait_for(ledger.flush(), 5.0)
+        other = await place.ledger()
+        assert facts(await other.find(b"session", time.time(), Resume(b"5", WHO))) == facts(session)
+
+
+async def test_password_and_database(tmp_path, add):
+    with running("valkey", tmp_path) as server:
+        with server.client() as client:
+            client.config_set("requirepass", "p@ss:w/rd")
+        place = add(Valkey(server, f"valkey://:p%40ss%3Aw%2Frd@127.0.0.1:{server.port}/3"))
+        ledger = await place.ledger()
+        story(ledger)
+        await ledger.flush()
+        assert ledger.problem is None
+        wrong = Valkey(server, f"valkey://:wrong@127.0.0.1:{server.port}/3")
+        refused = await wrong.ledger()
+        assert refused.problem is not None
+        assert "wrong" not in refused.problem
+        await wrong.kill(refused)
+
+
+async def test_a_cluster(tmp_path, add):
+    """A session lies in one slot; processes ask each other there as well."""
+    options = ("--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes.conf"), "--cluster-port", str(free_port()))
+    with running("valkey", tmp_path, *options) as server:
+        with server.client() as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            await until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"), 5.0)
+        place = add(Valkey(server))
+        one, two = await place.ledger(), await place.ledger()
+        assert one._store.in_cluster
+        sessions = [story(one, b"session-%d" % number) for number in range(30)]
+        await one.flush()
+        for number, session in enumerate(sessions):
+            say(session, session.locate(b"4")[0], 5)
+            found = await two.find(b"session-%d" % number, time.time(), Resume(b"5", WHO))
+            assert facts(found) == facts(session)
+        sessions[3].close("deleted", time.time())
+        await until(lambda: two.get(b"session-3", time.time()).fence == "deleted")
+        assert (one.problem, two.problem) == (None, None)

@@ -1,0 +1,73 @@
+"""T8: what is decoded from a copy is what a client would decode, or it counts as unreadable."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+
+from epochgate.relay.coding import MOST_AT_ONCE, decoded, decoder_of
+
+PLAIN = b"id: 1\ndata: one\n\nid: 2\ndata: two\n\n" * 50
+
+
+def raw_deflate(data: bytes) -> bytes:
+    coder = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return coder.compress(data) + coder.flush()
+
+
+CODED = {
+    b"gzip": gzip.compress(PLAIN),
+    b"X-GZIP": gzip.compress(PLAIN),
+    b" deflate ": zlib.compress(PLAIN),
+}
+
+
+@pytest.mark.parametrize("coding", [None, b"", b"identity", b" Identity\t"])
+def test_t8_plain_bytes_need_no_decoder(coding):
+    assert decoder_of(coding) is None
+    assert decoded(PLAIN, coding) == PLAIN
+
+
+@pytest.mark.parametrize("coding", CODED)
+def test_t8_known_codings_cut_anywhere(coding):
+    data = CODED[coding]
+    for cut in range(len(data)):
+        decoder = decoder_of(coding)
+        assert (decoder.decode(data[:cut]) or b"") + (decoder.decode(data[cut:]) or b"") == PLAIN
+    assert decoded(data, coding) == PLAIN
+
+
+def test_t8_deflate_without_its_frame():
+    assert decoded(raw_deflate(PLAIN), b"deflate") == PLAIN
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_t8_all_members_of_a_gzip_body_are_read(size):
+    """A divergence cannot hide in the second one."""
+    data = gzip.compress(b"first") + gzip.compress(b"second") + gzip.compress(b"third")
+    decoder = decoder_of(b"gzip")
+    pieces = [decoder.decode(data[at : at + size]) for at in range(0, len(data), size)]
+    assert b"".join(pieces) == b"firstsecondthird"
+
+
+@pytest.mark.parametrize(
+    ("coding", "data"),
+    [
+        (b"br", b"anything"),
+        (b"gzip, gzip", gzip.compress(gzip.compress(PLAIN))),
+        (b"gzip", b"not gzip at all"),
+        (b"deflate", b"\xff\xff\xff"),
+        (b"gzip", gzip.compress(PLAIN) + b"junk"),
+        (b"deflate", zlib.compress(PLAIN) + b"junk"),
+        (b"gzip", gzip.compress(bytes(MOST_AT_ONCE + 1))),
+        (b"gzip", gzip.compress(bytes(MOST_AT_ONCE)) * 2),
+    ],
+    ids=["unknown", "twice", "no gzip", "no deflate", "junk after gzip", "junk after deflate", "bomb", "two bombs"],
+)
+def test_t8_unreadable_once_is_unreadable_for_ever(coding, data):
+    decoder = decoder_of(coding)
+    assert decoder.decode(data) is None
+    assert decoder.decode(gzip.compress(PLAIN)) is None
+    assert decoded(data, coding) == data

@@ -1,0 +1,531 @@
+"""H1 to H3, R4: the client vanishes, and the upstream connection stays for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from relay.wire import get
+from resume.story import (
+    LAST_CHUNK,
+    OVERLAP,
+    SESSION,
+    STREAM,
+    Answer,
+    began,
+    event,
+    note,
+    notes,
+    part,
+    priming,
+    reply,
+    response,
+    result,
+    until,
+)
+
+BOTH_LOOPS = True
+BIG = 3 * 1024 * 1024
+
+
+def huge(n: int, size: int) -> bytes:
+    return event(n, note("x" * size))
+
+
+async def test_r4_served_from_the_buffer_and_live(proxy):
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        await story.server.send(part(notes(4, 5)))
+        client = await story.resume(3)
+        await client.until(notes(4, 5))
+        assert (client.status, client.get(b"Content-Type")) == (200, b"text/event-stream")
+        await story.server.send(part(notes(6)), part(response(5)), LAST_CHUNK)
+        assert await client.rest() == notes(4, 5, 6) + response(5)
+        assert (client.end, story.verdicts()) == ("clean", ["connection"])
+        assert await relay.unasked()
+
+
+async def test_r4_head_of_a_sized_stream_has_no_length_when_it_is_resumed(proxy):
+    async with proxy() as relay:
+        head = STREAM.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d\r\nX-Own: 1" % len(notes(1, 2)))
+        story = await began(relay, events=b"", head=head)
+        await story.server.send(notes(1))
+        await story.answer.until(notes(1))
+        await story.leave()
+        client = await story.resume(1)
+        await client.begin()
+        assert (client.get(b"Content-Length"), client.get(b"X-Own")) == (None, b"1")
+        await story.server.send(notes(2))
+        assert await client.rest() == notes(2)
+        assert client.end == "clean"
+
+
+@pytest.mark.parametrize("cursor", [1, 2, 3])
+async def test_r4_l4_any_cursor_inside_the_delivered_tail(proxy, cursor):
+    """The last bytes that were written may never have arrived (docs/adr/0002)."""
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        client = await story.resume(cursor)
+        await story.server.send(part(notes(4)))
+        await client.until(notes(4))
+        assert bytes(client.data) == notes(*range(cursor + 1, 5))
+        assert story.verdicts() == ["connection"]
+
+
+async def test_r4_h2_a_cursor_before_the_tail_closes_the_hold_first(proxy):
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        long = [event(n, note("x" * 20_000, 1)) for n in range(4, 9)]
+        await story.server.send(part(b"".join(long)))
+        await story.answer.until(long[-1])
+        await story.leave()
+        client, server, request = await story.resumed(3)
+        assert request.get(b"Last-Event-ID") == b"3"
+        assert await story.server.gone()
+        await server.send(STREAM + part(b"".join(long)))
+        await client.until(long[-1])
+        assert story.verdicts() == ["epoch"]
+
+
+@pytest.mark.parametrize("when", ["before an id", "before the head"])
+async def test_h1_nothing_to_resume_is_closed_at_once(proxy, when):
+    async with proxy() as relay:
+        story = await began(relay, events=b"")
+        client, server, _ = await story.ask(story.call(6))
+        if when == "before an id":
+            await server.send(STREAM + part(event(None, note(1)) + b": hello\n\nid: 1\nda"))
+            await client.until(b"id: 1\nda")
+        client.peer.reset()
+        assert await server.gone()
+
+
+async def test_h1_a_stream_that_only_had_a_priming_event_is_held(proxy):
+    async with proxy() as relay:
+        story = await began(relay, events=priming("p"))
+        await story.leave()
+        await story.server.send(part(notes(1)))
+        client = await story.resume("p")
+        await client.until(notes(1))
+        assert story.verdicts() == ["connection"]
+
+
+async def test_h1_half_an_event_when_the_client_leaves(proxy):
+    """What the former client got of it counts for nothing: the next one gets the whole."""
+    async with proxy() as relay:
+        story = await began(relay)
+        half, rest = notes(4)[:20], notes(4)[20:]
+        await story.server.send(part(half))
+        await story.answer.until(half)
+        await story.leave()
+        client = await story.resume(3)
+        await client.begin()
+        await story.server.send(part(rest))
+        await client.until(notes(4))
+        assert bytes(client.data) == notes(4)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+async def test_h2_an_unfinished_event_longer_than_the_buffer(proxy, attached):
+    """It cannot be kept, whether its end comes while somebody is there or not; the session is not to blame (R5)."""
+    async with proxy(resume={"hold": {"bytes": 1000}}) as relay:
+        story = await began(relay, epoch=1)
+        long = event(4, note("x" * 5000, 1))
+        await story.server.send(part(long[:3000]))
+        await story.answer.until(long[:3000])
+        story.answer.peer.reset()
+        if not attached:
+            assert await story.server.gone()
+        client, server, request = await story.resumed(3)
+        assert request.get(b"Last-Event-ID") == b"3"
+        await server.send(STREAM + part(long))
+        await client.until(long)
+        assert story.session.fence is None
+        assert story.verdicts() == ["epoch"]
+
+
+async def test_h2_closed_when_the_buffer_is_full(proxy):
+    async with proxy(resume={"hold": {"bytes": 1000}}) as relay:
+        story = await began(relay, epoch=1)
+        await story.leave()
+        await story.server.send(part(notes(4, epoch=1)), part(event(5, note("x" * 1000, 1))))
+        assert await story.server.gone()
+        assert story.held == 0
+        client, server, _ = await story.resumed(3)
+        await server.send(STREAM + part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+
+
+async def test_h2_only_waiting_bytes_fill_the_buffer(proxy):
+    """Ten times `hold.bytes` pass while the client is there; it is held all the same."""
+    async with proxy(resume={"hold": {"bytes": 1000}}) as relay:
+        story = await began(relay, events=b"")
+        for n in range(1, 11):
+            await story.server.send(part(huge(n, 900)))
+            await story.answer.until(huge(n, 900))
+        await story.leave()
+        await story.server.send(part(huge(11, 700)))
+        client = await story.resume(10)
+        await client.until(huge(11, 700))
+        assert story.verdicts() == ["connection"]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.2])
+async def test_h1_closed_when_its_time_is_over(proxy, seconds):
+    async with proxy(resume={"hold": {"time": seconds}}) as relay:
+        story = await began(relay, epoch=1)
+        story.answer.peer.reset()
+        assert await story.server.gone()
+        client, server, _ = await story.resumed(3)
+        await server.send(STREAM + part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+        assert story.verdicts() == ["epoch"]
+
+
+async def test_h1_no_holding_where_a_connection_proves_nothing(proxy):
+    async with proxy(resume={"accept": ["epoch"]}) as relay:
+        story = await began(relay, epoch=1)
+        story.answer.peer.reset()
+        assert await story.server.gone()
+        client, server, _ = await story.resumed(3)
+        await server.send(STREAM + part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+        client.peer.reset()
+        assert await server.gone()  # a resumed one neither
+        assert story.verdicts() == ["epoch"]
+
+
+async def test_h3_the_buffered_end_stays_resumable(proxy):
+    """The client loses its connection again before it has read the response that ended the call."""
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        await story.server.send(part(notes(4) + response(5)), LAST_CHUNK)
+        for _ in range(3):
+            client = await story.resume(3)
+            assert await client.rest() == notes(4) + response(5)
+            assert client.end == "clean"
+        late = await story.resume(4)
+        assert await late.rest() == response(5)
+        assert story.verdicts() == ["connection"] * 4
+        assert await relay.unasked()
+
+
+async def test_h3_not_beyond_its_time(proxy):
+    async with proxy(resume={"hold": {"time": 0.3}}) as relay:
+        story = await began(relay, epoch=1)
+        await story.leave()
+        await story.server.send(part(notes(4) + response(5)), LAST_CHUNK)
+        client = await story.resume(3)
+        await client.rest()
+        await until(lambda: not relay.context.holds._flows)
+        _, _, request = await story.resumed(3)
+        assert request.get(b"Last-Event-ID") == b"3"
+
+
+async def test_h2_given_up_when_all_is_there(proxy):
+    """The response is buffered: the upstream connection is of no more use, whether the upstream ends it or not."""
+    async with proxy() as relay:
+        story = await began(relay, calls=(5, 6))
+        await story.leave()
+        await story.server.send(part(response(6)))
+        await story.server.send(part(response(5)))
+        assert await story.server.gone()
+        client = await story.resume(3)
+        assert await client.rest() == response(6) + response(5)
+        assert client.end == "clean"
+
+
+async def test_t4_broken_off_while_nobody_is_there(proxy):
+    """What is buffered is delivered, and the end is no clean one; the next resume asks the upstream."""
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        await story.server.send(part(notes(4)) + b"5\r\nid:")
+        await until(lambda: len(story.session.index) == 4)
+        story.server.reset()
+        await until(lambda: relay.context.telemetry.open_streams == 0)
+        client = await story.resume(3)
+        assert await client.rest() == notes(4)
+        assert client.end == "aborted"
+        refused, _, request = await story.resumed(4, STREAM + part(notes(5)))
+        assert request.get(b"Last-Event-ID") == b"4"
+        assert (await refused.error())["data"] == {"reason": "boundary"} or story.verdicts()[-1] == "no_epoch"
+
+
+@pytest.mark.parametrize("end", ["clean", "aborted"])
+async def test_h3_ended_with_nothing_in_the_buffer_asks_the_upstream(proxy, end):
+    async with proxy(resume=OVERLAP) as relay:
+        story = await began(relay)
+        await story.leave()
+        if end == "clean":
+            await story.server.send(LAST_CHUNK)
+        else:
+            story.server.reset()
+        await until(lambda: story.held == 0)
+        client, server, request = await story.resumed(3)
+        assert request.get(b"Last-Event-ID") == b"2"
+        await server.send(STREAM + part(notes(3, 4)))
+        await client.until(notes(4))
+        assert bytes(client.data) == notes(4)
+
+
+async def test_h3_an_ended_buffer_has_nothing_after_its_last_event(proxy):
+    """The client has it all: whether there is more only the upstream knows."""
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        await story.server.send(part(notes(4)), LAST_CHUNK)
+        await until(lambda: relay.context.telemetry.open_streams == 0)
+        _, _, request = await story.resumed(4)
+        assert request.get(b"Last-Event-ID") == b"4"
+
+
+async def test_r12_another_epoch_while_nobody_is_there(proxy):
+    """The held buffer is not delivered, not even what came before the change."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.leave()
+        await story.server.send(part(notes(4, epoch=1) + notes(5, epoch=2)))
+        assert await story.server.gone()
+        assert story.session.fence == "epoch_changed"
+        client = await story.resume(3)
+        assert (await client.error())["data"] == {"reason": "epoch_changed"}
+        await story.fenced("epoch_changed")
+
+
+async def test_r12_another_epoch_is_ignored_on_demand(proxy):
+    async with proxy(epoch={"live_change": "ignore"}) as relay:
+        story = await began(relay, epoch=1)
+        await story.leave()
+        await story.server.send(part(notes(4, epoch=2)))
+        client = await story.resume(3)
+        await client.until(notes(4, epoch=2))
+        await story.alive()
+
+
+async def test_r11_another_epoch_after_it_was_attached_again(proxy):
+    """From then on it is a resumed stream: the wrong event is not delivered, and the pending call is told (F5)."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.leave()
+        client = await story.resume(3)
+        await story.server.send(part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+        await story.server.send(part(notes(5, epoch=2)))
+        assert await client.told() == [(5, "epoch_changed")]
+        assert client.data.startswith(notes(4, epoch=1))
+        assert b'"n":5' not in client.data
+        await story.fenced("epoch_changed")
+
+
+async def test_h3_r11_held_after_a_resume_is_judged_on(proxy):
+    """A resumed stream is held, and the wrong event comes while nobody is there."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, STREAM + part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+        client.peer.reset()
+        await until(lambda: story.held == 1)
+        await server.send(part(notes(5, epoch=2)))
+        assert await server.gone()
+        late = await story.resume(4)
+        assert (await late.error())["data"] == {"reason": "epoch_changed"}
+        assert story.verdicts() == ["epoch", "epoch_changed"]
+
+
+async def test_h2_a_new_standalone_stream_takes_the_place_of_the_held_one(proxy):
+    async with proxy() as relay:
+        story = await began(relay, calls=())
+        await story.leave()
+        _, server, _ = await story.resumed(None)
+        assert await story.server.gone()
+        await server.send(STREAM)
+
+
+async def test_h2_a_held_call_stays_when_a_standalone_stream_comes(proxy):
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        _, server, _ = await story.resumed(None)
+        await server.send(STREAM)
+        assert story.held == 1
+
+
+async def test_h2_somebody_elses_standalone_stream_changes_nothing(proxy):
+    async with proxy() as relay:
+        story = await began(relay, calls=(), fields=(b"Authorization: Bearer mine",))
+        await story.leave()
+        await story.ask(story.again(None, fields=(b"Authorization: Bearer other",)))
+        assert story.held == 1
+
+
+async def test_h2_the_oldest_gives_way(proxy):
+    async with proxy() as relay:
+        relay.context.holds._most = 2
+        story = await began(relay)
+        await story.leave()
+        servers = [story.server]
+        for call in (6, 7):
+            client, server, _ = await story.ask(story.call(call))
+            first = event(f"c{call}-1", note(1))
+            await server.send(STREAM + part(first))
+            await client.until(first)
+            client.peer.reset()
+            servers.append(server)
+            await until(lambda: relay.context.telemetry.requests["mcp", "POST", 200] == len(servers))
+        assert await servers[0].gone()
+        assert story.held == 2
+        client = await story.resume("c6-1")
+        await servers[1].send(part(event("c6-2", note(2))))
+        await client.until(event("c6-2", note(2)))
+
+
+async def test_l6_a_session_that_is_deleted_holds_nothing(proxy):
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        gone, server, _ = await story.ask(get(b"/mcp", SESSION, method=b"DELETE"))
+        await server.send(reply(200))
+        await gone.rest()
+        assert await story.server.gone()
+        client = await story.resume(3)
+        assert (await client.error())["data"] == {"reason": "deleted"}
+
+
+@pytest.mark.parametrize("status", [401, 403, 405, 500, 503])
+async def test_l6_a_session_that_is_not_deleted_holds_on(proxy, status):
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        gone, server, _ = await story.ask(get(b"/mcp", SESSION, method=b"DELETE"))
+        await server.send(reply(status))
+        await gone.rest()
+        assert gone.status == status
+        await story.server.send(part(notes(4)))
+        client = await story.resume(3)
+        await client.until(notes(4))
+
+
+async def test_l1_granted_anew_while_a_stream_is_held(proxy):
+    """The record is void: the stream of the former session is no longer kept, and its cursor is not known."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.leave()
+        await story.open(2)
+        assert await story.server.gone()
+        client, _, request = await story.ask(story.again(3))  # no id was delivered yet: a new stream (R3)
+        assert request.get(b"Last-Event-ID") is None
+        assert story.verdicts() == ["stale_cursor"]
+
+
+async def test_l1_granted_anew_while_a_stream_flows(proxy):
+    """It runs to its end, but nobody holds it: it could not be resumed."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.open(2)
+        await story.server.send(part(notes(4, epoch=1)))
+        await story.answer.until(notes(4, epoch=1))
+        story.answer.peer.reset()
+        assert await story.server.gone()
+        assert story.session.fence is None
+        await story.alive()
+
+
+async def test_h2_draining_ends_what_is_held(proxy):
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        relay.context.draining = True
+        client = await story.resume(3)  # there is still time for it
+        await story.server.send(part(notes(4)))
+        await client.until(notes(4))
+        client.peer.reset()
+        assert await story.server.gone()
+
+
+async def test_h3_l5_a_huge_event_is_checked_and_served(proxy):
+    """3 MB while nobody is there, and as many on the live tail."""
+    async with proxy(resume={"hold": {"bytes": 2 * BIG}}) as relay:
+        story = await began(relay)
+        await story.leave()
+        client = await _huge(story, await _buffered(story, huge(4, BIG)), huge(5, BIG))
+        assert bytes(client.data) == huge(4, BIG) + huge(5, BIG)
+
+
+async def _buffered(story, data: bytes) -> bytes:
+    await story.server.send(part(data))
+    return data
+
+
+async def _huge(story, waiting: bytes, more: bytes) -> Answer:
+    client = await story.resume(3)
+    await client.until(waiting[-200:])
+    sending = asyncio.create_task(story.server.send(part(more)))
+    while len(client.data) < len(waiting) + len(more):
+        await client._more()
+    await sending
+    return client
+
+
+async def test_r4_a_client_that_leaves_while_the_buffer_is_flushed_to_it(proxy):
+    """8 MB wait; the client takes little of it and vanishes. It has lost nothing (docs/adr/0002)."""
+    async with proxy(resume={"hold": {"bytes": 16 * 1024 * 1024}}) as relay:
+        story = await began(relay)
+        await story.leave()
+        waiting = [event(n, note("x" * 500_000)) for n in range(4, 20)]
+        for block in waiting:
+            await story.server.send(part(block))
+        await until(lambda: len(story.session.index) == 19)
+        slow = Answer(await relay.connect(receive_buffer=4096))
+        await slow.peer.send(story.again(3))
+        await slow.begin()
+        await until(lambda: story.verdicts() == ["connection"])
+        slow.peer.reset()
+        await until(lambda: story.held == 1)
+        client = await story.resume(3)
+        sent = b"".join(waiting)
+        while len(client.data) < len(sent):
+            await client._more()
+        assert bytes(client.data) == sent
+        assert story.verdicts() == ["connection"] * 2
+
+
+async def test_h1_undecided_means_not_proven(proxy):
+    """R10 released the head of a silent resume; its client leaves and comes back. That connection proves nothing."""
+    async with proxy(resume={"first_event_timeout": 0.05}) as relay:
+        story = await began(relay)
+        await story.cut()
+        client, server, _ = await story.resumed(3, STREAM)
+        await client.begin()
+        client.peer.reset()
+        again = await story.resume(3)
+        if await server.gone(0.2):
+            server, _ = await story.asked()
+            await server.send(STREAM)
+        await again.begin()
+        await server.send(part(notes(4)))
+        assert await again.told() == [(5, "no_epoch")]
+        assert story.verdicts() == ["no_epoch"]
+        assert b'"n":4' not in again.data
+
+
+async def test_h1_a_client_that_leaves_before_its_head_is_released(proxy):
+    """Nothing was answered, so nothing is held; not even where a priming event has come."""
+    async with proxy(resume={"first_event_timeout": 30}) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, STREAM + part(priming("p")))
+        await until(lambda: story.session.knows(b"p"))
+        client.peer.reset()
+        assert await server.gone()
+        assert story.held == 0
+        assert story.verdicts() == []
+        again, server, _ = await story.resumed(3, STREAM + part(priming("p") + notes(4, epoch=1)))
+        await again.until(notes(4, epoch=1))
+        assert story.verdicts() == ["epoch"]
+
+
