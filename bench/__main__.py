@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 
-from bench.bounds import judged
+from bench.bounds import judged, values
 from bench.contenders import CONTENDERS, PEERS, Contender, Running, earlier, started, upstream
 from bench.measures import Measure, WrongError
 from bench.report import FOREIGN, spread, write_report
@@ -19,7 +19,7 @@ from bench.tools import real_server
 from bench import machine, suite
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="names of measures, with commas; a prefix counts")
@@ -31,17 +31,13 @@ def main() -> int:
     parser.add_argument("--render", action="store_true", help="no new runs: write the report of those in the output")
     parser.add_argument("--report", type=pathlib.Path, help="folder for performance.md and its plots")
     options = parser.parse_args()
-    if options.render:
-        write_report(json.loads(options.output.read_text()), suite.measures(), options.report or pathlib.Path("docs"))
-        return 0
-    if shutil.which("wrk") is None:
+    if not options.render and shutil.which("wrk") is None:
         parser.exit(69, "wrk is not installed: on Debian, `apt-get install wrk nginx haproxy strace`\n")
-    os.sched_setaffinity(0, {machine.LOAD_CPU})
-    measures = [
-        measure
-        for measure in suite.measures(options.scale)
-        if not options.only or any(measure.name.startswith(name) for name in options.only.split(","))
-    ]
+    return options
+
+
+def choose(options: argparse.Namespace) -> list[Contender | None]:
+    """The contenders that are wanted and can run; None is the direct way."""
     wanted = options.contenders.split(",") if options.contenders else []
     chosen: list[Contender | None] = [None] if not wanted or "direct" in wanted else []
     others = [earlier(options.before)] if options.before else []
@@ -52,20 +48,35 @@ def main() -> int:
             print(f"skipped: {contender.name}: {missing}")
         else:
             chosen.append(contender)
+    return chosen
+
+
+def main() -> int:
+    options = parse()
+    if options.render:
+        results = json.loads(options.output.read_text())
+    else:
+        results = play(options)
+        print(f"\n{options.output}: {len(results['runs'])} runs")
+        summarize(results["runs"])
+    if options.report:
+        write_report(results, suite.measures(), options.report)
+    return 0
+
+
+def play(options: argparse.Namespace) -> dict:
+    """All rounds; what was measured is in the output after each."""
+    os.sched_setaffinity(0, {machine.LOAD_CPU})
+    only = tuple(options.only.split(","))  # the empty prefix fits all
+    measures = [measure for measure in suite.measures(options.scale) if measure.name.startswith(only)]
+    chosen = choose(options)
     results = {"machine": machine.describe(), "versions": suite.versions(chosen), "rounds": options.rounds, "runs": []}
     for number in range(options.rounds):
         turn = number % len(chosen)
         play_round(number, chosen[turn:] + chosen[:turn], measures, options.tries, results["runs"])
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(results, indent=1))
-    print(f"\n{options.output}: {len(results['runs'])} runs")
-    summarize(results["runs"], measures)
-    for bound, figures, holds in judged(results["runs"]):
-        if holds is not None:
-            print(f"{'met    ' if holds else 'NOT MET'} {bound.title}: {spread(figures)} (bound {bound.bound:g})")
-    if options.report:
-        write_report(results, suite.measures(), options.report)
-    return 0
+    return results
 
 
 def play_round(
@@ -103,17 +114,18 @@ def run(measure: Measure, running: Running, server: Running) -> dict[str, float]
     return measure.run(running, server)
 
 
-def summarize(runs: list[dict], measures: list[Measure]) -> None:
-    for measure in measures:
-        print(f"\n{measure.title} ({measure.unit})")
-        for name in dict.fromkeys(run["contender"] for run in runs):
-            values = [
-                run["figures"][measure.figure]
-                for run in runs
-                if run["contender"] == name and run["measure"] == measure.name
-            ]
-            if values:
-                print(f"  {name:18} {spread(values)}")
+def summarize(runs: list[dict]) -> None:
+    names = list(dict.fromkeys(run["contender"] for run in runs))
+    for measure in suite.measures():
+        rows = {name: list(values(runs, measure.name, name, measure.figure).values()) for name in names}
+        if any(rows.values()):
+            print(f"\n{measure.title} ({measure.unit})")
+            for name, figures in rows.items():
+                print(f"  {name:18} {spread(figures)}")
+    print()
+    for bound, figures, holds in judged(runs):
+        if holds is not None:
+            print(f"{'met    ' if holds else 'NOT MET'} {bound.title}: {spread(figures)} (bound {bound.bound:g})")
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ CONTENDERS = (
         "aiohttp-uvloop",
         _ALWAYS,
         _aiohttp("uvloop"),
-        [sys.executable, "-c", "import uvloop; print(uvloop.__version__)"],
+        [sys.executable, "-c", "import aiohttp; print(aiohttp.__version__)"],
     ),
     Contender("epochgate", _needs("epochgate", GATE), _gate("enforce"), [GATE, "version"]),
     Contender("epochgate-bypass", _needs("epochgate", GATE), _gate("bypass"), [GATE, "version"]),

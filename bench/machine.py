@@ -6,7 +6,6 @@ import os
 import pathlib
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -123,9 +122,3 @@ def describe() -> dict[str, str]:
         if shutil.which("taskset")
         else "none",
     }
-
-
-def version_of(command: list[str]) -> str:
-    """The first line that a program says about its version."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return (done.stdout or done.stderr).strip().partition("\n")[0]

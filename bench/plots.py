@@ -7,17 +7,15 @@ import statistics
 
 _ROW, _LABEL, _WIDTH, _VALUE, _TOP = 26, 150, 460, 120, 34
 _FONT = 'font-family="system-ui, sans-serif" font-size="13"'
+_CUT = 5
 _OURS, _OTHERS, _RANGE = "#1a6f5f", "#9aa7b5", "#3b4754"
 
 
 def bars(title: str, unit: str, rows: dict[str, list[float]]) -> str:
-    """One chart: a bar for each name, shortest first. The scale is cut where one bar would dwarf all others."""
+    """One chart: a bar for each name, shortest first. Bars beyond a few times ours are cut."""
     medians = {name: statistics.median(figures) for name, figures in rows.items() if figures}
     names = sorted(medians, key=medians.__getitem__)
-    ordered = sorted(medians.values())
-    top = ordered[-1]
-    if len(ordered) > 2 and top > 4 * ordered[-2]:
-        top = 1.6 * ordered[-2]
+    top = min(max(medians.values()), _CUT * medians.get("epochgate", max(medians.values())))
     height = _TOP + _ROW * len(names) + 10
     width = _LABEL + _WIDTH + _VALUE
     parts = [
@@ -37,7 +35,14 @@ def bars(title: str, unit: str, rows: dict[str, list[float]]) -> str:
             f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end" fill="#1d2733">{html.escape(name)}</text>',
             f'<rect x="{_LABEL}" y="{y + 3}" width="{length:.1f}" height="16" fill="{color}"/>',
             f'<line x1="{_LABEL + low:.1f}" x2="{_LABEL + high:.1f}" y1="{y + 11}" y2="{y + 11}" stroke="{_RANGE}"/>',
-            f'<text x="{end:.1f}" y="{y + 15}" fill="#1d2733">{medians[name]:.3g}{cut}</text>',
+            f'<text x="{end:.1f}" y="{y + 15}" fill="#1d2733">{short(medians[name])}{cut}</text>',
         ]
     parts.append("</svg>\n")
     return "\n".join(parts)
+
+
+def short(value: float) -> str:
+    """Three figures that count, without an exponent."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -7,7 +7,7 @@ import statistics
 
 from bench.bounds import judged, values
 from bench.measures import Measure
-from bench.plots import bars
+from bench.plots import bars, short
 
 FOREIGN = 0.10  # of one CPU: a run beside more work of others is repeated
 PLOTTED = (
@@ -94,10 +94,3 @@ def spread(figures: list[float]) -> str:
         return "-"
     text = short(statistics.median(figures))
     return text if len(figures) == 1 else f"{text} ({short(min(figures))}-{short(max(figures))})"
-
-
-def short(value: float) -> str:
-    """Three figures that count, without an exponent."""
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

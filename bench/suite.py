@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
 
 from bench.contenders import Contender
 from bench.measures import (
@@ -161,10 +163,14 @@ def takes_part(measure: Measure, contender: str) -> bool:
 
 
 def versions(chosen: list[Contender | None]) -> dict[str, str]:
-    """What each contender says about its version."""
-    told = {}
-    for contender in chosen:
-        if contender is not None:
-            done = subprocess.run(contender.version, capture_output=True, text=True, check=False)
-            told[contender.name] = (done.stdout or done.stderr).strip().partition("\n")[0]
-    return told
+    """The version of each contender, and of what measures."""
+    commands = {contender.name: contender.version for contender in chosen if contender is not None}
+    commands |= {"wrk": ["wrk", "-v"], "uvloop": [sys.executable, "-c", "import uvloop; print(uvloop.__version__)"]}
+    return {name: version_of(command) for name, command in commands.items()}
+
+
+def version_of(command: list[str]) -> str:
+    """The first number with dots in what a command says; some say it with a path before it, some fail in saying it."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"\d+\.\d+(?:\.\w+)*", done.stdout + done.stderr)
+    return found[0] if found else "?"

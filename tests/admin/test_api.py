@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 from aiohttp import ClientSession, UnixConnector
 from prometheus_client.parser import text_string_to_metric_families
 
 from admin.stage import Client, get_json, play_divergent, play_proven, proxy, walk
+from epochgate.admin.views import readiness
+from epochgate.relay.context import Policies
+from epochgate.settings import Settings
 
 
 async def test_health_answers(gate, http):
@@ -228,3 +233,21 @@ async def test_answers_are_not_stored_guessed_or_framed(gate, http):
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
     async with http.get(gate.admin + "/", allow_redirects=False) as answer:
         assert (answer.status, answer.headers["Location"]) == (302, "/status")
+
+
+@pytest.mark.parametrize(
+    ("mode", "problem", "codes"),
+    [
+        ("enforce", "the store does not answer", ["store"]),
+        ("observe", "the store does not answer", []),
+        ("bypass", "the store does not answer", []),
+        ("enforce", None, []),
+    ],
+)
+def test_a_store_that_is_down_matters_where_it_is_needed(mode, problem, codes):
+    """Where nothing is refused, a server without a ledger is better than none."""
+    settings = Settings.model_validate({"upstream": {"url": "http://a"}, "policies": [{"mode": mode}]})
+    context = SimpleNamespace(
+        draining=False, ledger=SimpleNamespace(problem=problem), policies=Policies(settings.compiled())
+    )
+    assert [obstacle.code for obstacle in readiness(context)] == codes

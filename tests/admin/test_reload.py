@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from types import SimpleNamespace
 
 import yaml
 
 from admin.stage import get_json, play_divergent, proxy, rpc
-from epochgate.relay.reload import changed_keys
+from epochgate.relay.reload import Reload, changed_keys
 from epochgate.settings import Settings
 
 OBSERVE = [{"name": "mcp", "mode": "observe"}]
@@ -122,6 +123,28 @@ async def test_many_swaps_under_load_lose_no_request(gate, server, client):
         await gate.heard("reload.done", number)
     done.set()
     assert set(await calls) == {200}
+
+
+async def test_without_a_watch_to_spare_the_files_are_polled(tmp_path, monkeypatch):
+    """inotify has few watches for each user, and a node has many pods."""
+    file = tmp_path / "epochgate.yaml"
+    file.write_text("one")
+    settings = Settings.model_validate({"upstream": {"url": "http://a"}})
+    context = SimpleNamespace(policies=None)
+    asked = []
+
+    async def awatch(*directories, force_polling, **options):
+        asked.append(force_polling)
+        if not force_polling:
+            raise OSError(24, "Too many open files")
+        file.write_text("two")
+        yield set()
+
+    monkeypatch.setattr("epochgate.relay.reload.watchfiles.awatch", awatch)
+    reload = Reload(context, settings, lambda: settings, config=file, listener_tls=None)
+    await reload.watch()
+    assert asked == [False, True]
+    assert reload.results["success"] == 1
 
 
 def test_a_changed_password_of_the_store_needs_a_restart():

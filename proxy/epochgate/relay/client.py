@@ -26,6 +26,7 @@ HEAD_TIMEOUT = 30.0  # s for the rest of a head
 FLUSH_TIMEOUT = 30.0  # s for a peer to take the last bytes of a reply that breaks off
 LINGER = 5.0  # s for a peer to close after the last reply; what it still sends meanwhile is dropped
 PEER_CHECK = 0.2  # s between looks at a peer from which nothing is read
+PROBE_AT = frozenset({1, 5, 25, 125})  # looks at which a half-closed peer is probed
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -158,6 +159,7 @@ class ClientConnection(asyncio.Protocol):
         self.reply: Reply | None = None
         self.watcher: Watcher | None = None
         self._until_lost: asyncio.Future[None] | None = None
+        self._peer_checks = 0
         self.half_closed = False
         self.lost = False
         self.paused = False
@@ -502,6 +504,9 @@ class ClientConnection(asyncio.Protocol):
         if poll.poll(0):  # reset, or closed both ways
             self.abort()
         else:
+            self._peer_checks += 1
+            if self.half_closed and self._peer_checks in PROBE_AT and self.reply is not None and not self.paused:
+                self.reply.probe()
             self._peer_check = self._loop.call_later(PEER_CHECK, self._check_peer)
 
 
@@ -565,6 +570,11 @@ class Reply:
                 self._pending.append(chunk(data))
         elif self._framing is not Framing.NONE:
             self._pending.append(data)
+
+    def probe(self) -> None:
+        """Send what changes nothing, a leading zero of the next chunk's size: a peer that is no more answers by a RST."""
+        if self._framing is Framing.CHUNKED and self.started and not self.finished and not self._pending:
+            self._connection.write(b"0")
 
     def flush(self) -> None:
         """Send what was written, in one go."""

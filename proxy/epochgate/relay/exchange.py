@@ -189,6 +189,8 @@ class Exchange:
         if session is None:
             resume = Resume(cursor, self._credentials(policy)) if cursor else None
             session = await ledger.find(session_id, now, resume)
+            if self.client.lost:
+                return
         self._session = session
         if enforced and is_post and (session is None or session.fence is not None):
             await self._read_ahead()
@@ -216,7 +218,7 @@ class Exchange:
         """Servers allow one standalone stream: one that is held, or whose client is gone in half, gives way (H2)."""
         credentials = self._credentials(policy)
         for flow in list(self.context.holds.of(session)):
-            standalone = flow.stream.origin is Origin.STANDALONE and flow.stream.credentials == credentials
+            standalone = flow.stream.origin is Origin.STANDALONE and flow.credentials == credentials
             if standalone and (flow.downstream is None or flow.downstream.client.half_closed):
                 flow.close()
 
@@ -232,12 +234,10 @@ class Exchange:
     async def _forward(self, fields: list[Field], choose: Choose) -> Outcome:
         """Send the request, and wait until its answer is dealt with. Raises UpstreamError where there is none."""
         context, request = self.context, self.request
-        connection = context.upstream.idle()
-        if connection is None:
-            connection = await context.upstream.connect()
-            if self.client.lost:
-                connection.abort()
-                return Outcome.DONE
+        connection = context.upstream.idle() or await context.upstream.connect()
+        if self.client.lost:  # it would not be told
+            connection.abort()
+            return Outcome.DONE
         self.outcome = context.loop.create_future()
         opening = Opening(connection, self, choose)
         self.client.watcher = opening
@@ -347,7 +347,7 @@ class Exchange:
         assert policy is not None
         assert session is not None
         self._see_instance(policy, session, head)
-        if head.status in (400, 404):
+        if head.status in (400, 404) and method != b"HEAD":  # whose answer says nothing
             return self._suspect(policy, session, connection, head)
         if not 200 <= head.status < 300:
             return self._pass(connection, head)
@@ -360,9 +360,11 @@ class Exchange:
                 return self._choose_unnamed(connection, head)
         if is_stream and method in (b"POST", b"GET"):
             origin = Origin.CALL if method == b"POST" else Origin.STANDALONE
-            stream = session.open_stream(origin, call.owes, self._credentials(policy))
+            credentials = self._credentials(policy)
+            stream = session.open_stream(origin, call.owes, credentials)
             stream.owes_known = self._sent_size <= LIVE_DATA
-            return Flow(self.context, policy, session, stream, Answered(connection, head), self._downstream())
+            answer = Answered(connection, head)
+            return Flow(self.context, policy, session, stream, answer, self._downstream(), credentials=credentials)
         if method == b"DELETE":
             self.context.fence(policy, session, Reason.DELETED)
             return self._pass(connection, head)
@@ -446,17 +448,17 @@ class Exchange:
     ) -> None:
         credentials = self._credentials(policy)
         stream = cursor.stream
-        same = credentials == stream.credentials
         flow = self.context.holds.get(stream)
         if policy.mode is Mode.OBSERVE:
-            verdict = self._would_be_held(policy, cursor) if same else None
+            verdict = self._would_be_held(policy, cursor) if credentials == stream.credentials else None
             if verdict is not None:
                 self._report(policy, session.id, cursor_id, verdict, len(stream.owes))
         else:
             verdict = None
-            if flow is not None and same and not flow.is_contested():
+            if flow is not None and flow.credentials == credentials and not flow.is_contested():
                 if flow.serves(cursor.position):
-                    self._report(policy, session.id, cursor_id, proven(Proof.CONNECTION), len(stream.owes))
+                    if flow.decided:
+                        self._report(policy, session.id, cursor_id, proven(Proof.CONNECTION), len(stream.owes))
                     self.outcome = self.context.loop.create_future()
                     stream.spent = False
                     flow.attach(self._downstream(), cursor.position, cursor_id)
@@ -481,8 +483,9 @@ class Exchange:
         if enforced:
             ask_from = judge.rewound or cursor
             fields = _with_identity(fields)
+            self._copying = True  # a body, however odd, is sent each time
         asked = 0
-        while True:
+        while not enforced or session.fence is None:
             rewound = ask_from != cursor
             choose = self._judged(policy, session, judge, cursor, rewound=rewound)
             sent = [(name, ask_from) if name.lower() == LAST_EVENT_ID else (name, value) for name, value in fields]
@@ -493,9 +496,8 @@ class Exchange:
                 raise
             if outcome is Outcome.NO_STREAM:
                 ask_from = cursor
-                continue
-            asked += 1
-            if outcome is Outcome.EMPTY:
+            elif outcome is Outcome.EMPTY and session.fence is None:
+                asked += 1
                 ending = judge.end_without_message(asked)
                 if ending is Ending.ASK_AGAIN:
                     await asyncio.sleep(ASK_AGAIN_AFTER[asked - 1])
@@ -504,20 +506,20 @@ class Exchange:
                     continue
                 if judge.verdict is not None and judge.verdict.reason is Reason.NO_EVENT:
                     self._report(policy, session.id, cursor, judge.verdict, len(judge.stream.owes))
-                if ending is Ending.REFUSE:
-                    self.context.fence(policy, session, Reason.NO_EVENT)
-                    outcome = Outcome.REFUSED
-                else:
+                if ending is Ending.PASS:
                     self._flow.pass_empty(self.reply)
-            if outcome is Outcome.REFUSED and self._lost:
+                    return
+                self.context.fence(policy, session, Reason.NO_EVENT)
+            elif outcome is Outcome.DONE:
+                if self.reply.status >= 400:
+                    self._note_spent(session, judge.stream, credentials)
+                return
+            elif self._lost:
                 if may_fence(session, credentials, granted=False):
                     self.context.fence(policy, session, Reason.SESSION_LOST)
                 await self._refuse(policy, session, judge.stream, Reason.SESSION_LOST, credentials)
-            elif outcome is Outcome.REFUSED and judge.verdict is not None:
-                await self._refuse(policy, session, judge.stream, judge.verdict.reason, credentials)
-            elif self.reply.status >= 400:
-                self._note_spent(session, judge.stream, credentials)
-            return
+                return
+        await self._refuse(policy, session, judge.stream, Reason(session.fence or ""), credentials)
 
     def _note_spent(self, session: Session, stream: Stream, credentials: bytes) -> None:
         """One of the tries that a client has was answered by an error (F4)."""
@@ -537,8 +539,17 @@ class Exchange:
                     former.close()  # of another caller; the upstream has let this one in (R4)
                 answer = Answered(connection, head)
                 downstream = self._downstream()
+                credentials = self._credentials(policy)
                 self._flow = Flow(
-                    self.context, policy, session, judge.stream, answer, downstream, cursor=cursor, judge=judge
+                    self.context,
+                    policy,
+                    session,
+                    judge.stream,
+                    answer,
+                    downstream,
+                    credentials=credentials,
+                    cursor=cursor,
+                    judge=judge,
                 )
                 return self._flow
             if rewound:

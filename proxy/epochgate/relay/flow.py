@@ -163,7 +163,7 @@ class Flow:
 
     def received_error(self, error: UpstreamError) -> None:
         """It broke off."""
-        self.context.telemetry.upstream_failed(error.code, str(error))
+        self.context.saw_upstream_error(error)
         self._end_upstream()
 
     def received_all(self) -> None:

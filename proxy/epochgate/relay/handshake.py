@@ -7,6 +7,7 @@ import time
 from epochgate.guard.mcp import SESSION_ID, RpcId, holds_initialize_result, read_messages, tokens_of
 from epochgate.guard.policy import Policy
 from epochgate.guard.record import Session
+from epochgate.guard.verdict import Reason
 from epochgate.relay.context import Context
 from epochgate.relay.headers import is_event_stream, is_json
 from epochgate.relay.passage import BodyTap, HandshakeTap, Tap
@@ -25,9 +26,10 @@ def open_handshake(
         token = next((token for token in tokens if token is not None), None)
         now = time.time()
         former = context.ledger.get(session_id, now)
-        if former is not None:
-            context.holds.close_held(former)
         session = context.ledger.open(session_id, credentials, token, policy.name, now)
+        if former is not None:  # void: nothing of it is held, and a resume that is still open is refused
+            former.close(Reason.EPOCH_CHANGED, now)
+            context.holds.close_held(former)
         if policy.instance_header is not None:
             session.see_instance(head.get(policy.instance_header), now)
         context.telemetry.opened(policy.name, session_id, epoch=token is not None)

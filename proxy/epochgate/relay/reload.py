@@ -82,6 +82,13 @@ class Reload:
         The directories are watched, not the files: a ConfigMap is swapped by a link beside them. What happens there is
         only a reason to look at the content.
         """
+        try:
+            await self._watch(polling=False)
+        except (OSError, RuntimeError) as error:  # a kernel that has no watch to spare, as in a crowded pod
+            log.warning("reload.polls", why=str(error))
+            await self._watch(polling=True)
+
+    async def _watch(self, *, polling: bool) -> None:
         directories = {file.absolute().parent for file in self._files}
         if not directories:
             return
@@ -92,6 +99,8 @@ class Reload:
             debounce=DEBOUNCE,
             rust_timeout=LOOK_EVERY,
             yield_on_timeout=True,
+            force_polling=polling,
+            poll_delay_ms=LOOK_EVERY,
         ):
             if self._digest() != self._seen:
                 self.apply("file")

@@ -172,7 +172,7 @@ def connect_ledger(ledger: Ledger, context: Context) -> None:
     def let_go(session: Session, resume: Resume) -> None:
         found = session.locate(resume.cursor)
         flow = None if found is None else context.holds.get(found[0])
-        if flow is not None and flow.stream.credentials == resume.credentials:
+        if flow is not None and flow.credentials == resume.credentials:
             flow.close()  # as it would be for a resume that came here (R4)
 
     ledger.on_key = use_key

@@ -1,0 +1,85 @@
+"""A proxy is killed in mid-traffic: what it knew outlives it, and what it did not write in time accuses nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from ledger.crowd import Client, crowd
+from ledger.servers import running
+
+SESSIONS = 200
+RECREATED = 20  # of them are re-created by the server while the proxy is away: the incident of section 1
+FENCED = 10  # of them were refused before
+DELETED = 10
+
+
+async def play(directory, store: str, proxies: int, capsys) -> None:
+    async with crowd(directory, store, proxies) as scene:
+        clients = [Client(scene) for _ in range(SESSIONS)]
+        await asyncio.gather(*(client.open() for client in clients))
+        talking = asyncio.create_task(scene.talk())
+        readers = [asyncio.create_task(client.read()) for client in clients]
+        await asyncio.gather(*(client.begun.wait() for client in clients))
+        recreated, fenced = clients[:RECREATED], clients[RECREATED : RECREATED + FENCED]
+        deleted = clients[RECREATED + FENCED : RECREATED + FENCED + DELETED]
+        honest = clients[RECREATED + FENCED + DELETED :]
+        for client in fenced:
+            scene.upstream.recreate(client.session)
+        await asyncio.gather(*(client.delete() for client in deleted))
+        await asyncio.sleep(1.0)
+        assert all([(await client.post()) == (404, "epoch_changed") for client in fenced])
+        await asyncio.sleep(0.2)
+
+        victim = scene.alive[0]
+        if proxies > 1:
+            del scene.alive[0]
+        victim.kill()
+        for client in recreated:
+            scene.upstream.recreate(client.session)
+        if proxies == 1:
+            await asyncio.sleep(0.3)
+            await victim.start()
+        await asyncio.sleep(3.0)
+
+        # F2, L6: what was fenced stays fenced.
+        assert [await client.post() for client in fenced] == [(404, "epoch_changed")] * FENCED
+        assert [await client.post() for client in deleted] == [(404, "deleted")] * DELETED
+        # R7, R11: nothing of another execution came through on a resume (on a live stream it may: R12).
+        spliced = [client for client in clients if client.resumes and {epoch for _, epoch in client.got} - {1}]
+        assert not [client for client in spliced if client not in fenced]
+        assert {client.refused for client in recreated} <= {"epoch_changed", "unknown_cursor", None}
+        # No wrong verdict on the others, no event lost or doubled, and a session with a known cursor goes on.
+        outcomes = Counter(client.refused or "goes on" for client in honest)
+        assert set(outcomes) <= {"goes on", "unknown_cursor"}, outcomes
+        for client in honest:
+            assert [number for number, _ in client.got] == list(range(1, len(client.got) + 1))
+            if client.refused is None:
+                assert client.last >= len(scene.upstream.stored[client.session]) - 15
+        assert outcomes["goes on"] > len(honest) * 0.6
+        verdicts = sum((proxy.verdicts() for proxy in {victim, *scene.alive}), Counter())
+        assert {reason for verdict, reason in verdicts if verdict == "divergent"} <= {"epoch_changed"}
+        resumed = sum(client.resumes > 0 for client in honest)
+        with capsys.disabled():
+            print(f"\n{store.partition(':')[0]}: {resumed} of {len(honest)} resumed, {dict(outcomes)}; {dict(verdicts)}")
+        talking.cancel()
+        for task in readers:
+            task.cancel()
+        ended = await asyncio.gather(*readers, return_exceptions=True)
+        assert not [error for error in ended if isinstance(error, Exception)]
+
+
+@pytest.mark.slow
+async def test_the_only_proxy_is_killed(tmp_path, capsys):
+    """With a file as the store: after kill -9 and a restart."""
+    await asyncio.wait_for(play(tmp_path, f"sqlite://{tmp_path}/ledger.db", 1, capsys), 40.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+async def test_one_of_two_replicas_is_killed(kind, tmp_path, capsys):
+    """With a shared store: the other one goes on with all sessions."""
+    with running(kind, tmp_path) as server:
+        await asyncio.wait_for(play(tmp_path, server.url, 2, capsys), 40.0)
