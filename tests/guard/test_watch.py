@@ -3,8 +3,7 @@
 import pytest
 
 from epochgate.guard.mcp import Headers
-from epochgate.guard.record import Origin
-from epochgate.guard.watch import Watch, opened_stream
+from epochgate.guard.watch import Watch
 from guard.scene import HEADER, META, Scene, batch, blocks, note, result
 
 TOKEN_1: Headers = [(b"Mcp-Session-Epoch", b"1")]
@@ -92,10 +91,3 @@ def test_a_response_without_a_stream_leaves_no_record() -> None:
     watched = watch(scene)
     assert [watched.see(block, 1.0) for block in blocks(("1", note(1)), ("2", note(2, 2)))] == [False, True]
     assert not scene.session.delivered
-
-
-@pytest.mark.parametrize(("by_call", "origin"), [(True, Origin.CALL), (False, Origin.STANDALONE)])
-def test_a_stream_is_opened_by_a_call_or_by_a_get(by_call: bool, origin: Origin) -> None:
-    """L3."""
-    stream = opened_stream(Scene().session, (1,), b"c", by_call=by_call)
-    assert (stream.origin, list(stream.owes), stream.credentials) == (origin, [1], b"c")

@@ -105,7 +105,7 @@ class Answer:
         if not self.start:
             self.start, self.fields = await self.peer.head()
             length = self.get(b"Content-Length")
-            self._left = -1 if length is None else int(length)
+            self._left = 0 if self.status == 204 else -1 if length is None else int(length)
         return self
 
     async def until(self, mark: bytes) -> Answer:

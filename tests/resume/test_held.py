@@ -526,3 +526,59 @@ async def test_h1_a_client_that_leaves_before_its_head_is_released(proxy):
         again, server, _ = await story.resumed(3, STREAM + part(priming("p") + notes(4, epoch=1)))
         await again.until(notes(4, epoch=1))
         assert story.verdicts() == ["epoch"]
+
+
+async def test_drain_ends_a_resumed_stream_after_a_whole_event(proxy):
+    """It is in the middle of an event: what is whole was released, so that it can end at once, cleanly."""
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        client = await story.resume(3)
+        await story.server.send(part(notes(4) + notes(5)[:20]))
+        await client.until(notes(4))
+        for flow in list(relay.context.streams):
+            flow.end_at_boundary()
+        assert (await client.rest(), client.end) == (notes(4), "clean")
+        assert await story.server.gone()
+
+
+async def test_drain_ends_a_live_stream_after_its_event(proxy):
+    """Bytes that came are out already: the rest of the event is waited for."""
+    async with proxy() as relay:
+        story = await began(relay)
+        half, rest = notes(4)[:20], notes(4)[20:]
+        await story.server.send(part(half))
+        await story.answer.until(half)
+        for flow in list(relay.context.streams):
+            flow.end_at_boundary()
+        await story.server.send(part(rest + notes(5)[:9]), part(notes(5)[9:] + notes(6)))
+        await story.answer.rest()
+        assert story.answer.end == "clean"
+        assert bytes(story.answer.data) in (notes(1, 2, 3, 4), notes(*range(1, 7)))
+
+
+async def test_drain_a_resume_that_is_judged_gets_its_answer(proxy):
+    """Its head is not out: the drain waits for the verdict, and ends the stream after it."""
+    async with proxy(resume={"first_event_timeout": 30}) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, STREAM)
+        await until(lambda: relay.context.streams)
+        for flow in list(relay.context.streams):
+            flow.end_at_boundary()
+        await server.send(part(notes(4, epoch=1)))
+        assert (await client.rest(), client.end) == (notes(4, epoch=1), "clean")
+        assert story.verdicts() == ["epoch"]
+
+
+async def test_l5_a_stream_that_was_forgotten_is_not_held(proxy):
+    """More streams than are remembered: the oldest gave way, and cannot be resumed."""
+    async with proxy() as relay:
+        relay.context.ledger._records.limits = type(relay.context.ledger._records.limits)(streams=1, events=8)
+        story = await began(relay)
+        other, server, _ = await story.ask(story.call(6))
+        await server.send(STREAM + part(notes(11)))
+        await other.until(notes(11))
+        story.answer.peer.reset()
+        assert await story.server.gone()
+        assert story.held == 0

@@ -85,7 +85,7 @@ class Judge:
         self.connected = connected
         self.stream = cursor.stream if cursor is not None else session.open_stream(Origin.UNKNOWN)
         self.position = cursor.position if cursor is not None else -1
-        self._outage_at = outage_at
+        self.outage_at = outage_at
         self._token: str | None = None  # the first one on this connection
         self._last_id = self.stream.last_message_id  # what a new priming event skips is a gap all the same (E3)
         self._next = self.position + 1  # the position that must come next
@@ -270,7 +270,7 @@ class Judge:
     def _has_boundary(self) -> bool:
         event = self.stream.at(self.position)
         since = event.at if event is not None else NEVER
-        return max(self.session.boundary_at, self._outage_at) > since
+        return max(self.session.boundary_at, self.outage_at) > since
 
     def _record(self, block: Block, now: float, messages: Messages) -> None:
         if block.id is None and block.kind is BlockKind.PRIMING:

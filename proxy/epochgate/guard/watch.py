@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from epochgate.guard.mcp import Headers, Messages, read_messages, tokens_of
+from epochgate.guard.mcp import NOTHING, Headers, Messages, read_messages, says_nothing, tokens_of
 from epochgate.guard.policy import Policy
-from epochgate.guard.record import Event, Origin, Session, Stream
+from epochgate.guard.record import Event, Session, Stream
 from epochgate.guard.sse import Block
 from epochgate.guard.sse import Kind as BlockKind
 
@@ -31,8 +31,8 @@ class Watch:
         """Record one block at time `now` (s); whether it shows another epoch."""
         if block.kind is BlockKind.OTHER:
             return False
-        messages = Messages()
-        if block.data:
+        messages = NOTHING
+        if block.data and not says_nothing(block.data, self.tokens, self.session.token):
             messages = read_messages(block.data, self.tokens)
         if self.stream is not None and not (block.id is None and block.kind is BlockKind.PRIMING):
             self.session.add(self.stream, Event(block.id, block.digest, now), messages.answers, learn=block.own_id)
@@ -49,8 +49,3 @@ class Watch:
             elif token != known:
                 return True
         return False
-
-
-def opened_stream(session: Session, owes: tuple[int | str, ...], credentials: bytes, *, by_call: bool) -> Stream:
-    """The stream that a response opens: by a call, which owes `owes`, or by a standalone GET."""
-    return session.open_stream(Origin.CALL if by_call else Origin.STANDALONE, owes, credentials)

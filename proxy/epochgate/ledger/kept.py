@@ -19,6 +19,7 @@ from epochgate.ledger.state import Kept, restore
 
 GATHER = 0.05  # s that a change waits for others, so that they are written together
 BATCH = 256  # sessions written at once
+SLICE = 8  # sessions looked through at a stretch
 OPEN_WITHIN = 5.0  # s that the start waits for the store, too
 WRITE_WITHIN = 10.0  # s
 FLUSH_WITHIN = 5.0  # s that the end waits for the store
@@ -191,9 +192,11 @@ class KeptLedger:
         removed = list(self._removed)
         changes = []
         now = time.time()
-        for mirror in mirrors:
-            del self._queue[mirror]
+        for number, mirror in enumerate(mirrors):
+            self._queue.pop(mirror, None)
             changes.append(mirror.collect(self._lifetime(mirror.session, now)))
+            if number % SLICE == SLICE - 1:
+                await asyncio.sleep(0)  # the traffic has its turn
         for session_id in removed:
             del self._removed[session_id]
         try:

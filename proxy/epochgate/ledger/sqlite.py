@@ -38,6 +38,7 @@ class SqliteStore:
         self._path = Path(path)
         self._most = sessions
         self._added = 0
+        self._numbers: dict[bytes, tuple[int, str]] = {}  # by session id: the number and the life that is there
         self._run = 0  # the number of this run of the proxy; 0: not begun
         self._torn_until = 0  # what this run or an earlier one wrote last may lack its end: its process was killed
         self._lock: int | None = None
@@ -142,57 +143,53 @@ class SqliteStore:
 
     def _write(self, changes: Sequence[Change], removed: Sequence[bytes]) -> list[Written]:
         writer = self._opened()
-        with _transaction(writer):
-            writer.executemany("DELETE FROM sessions WHERE id = ?", [(session_id,) for session_id in removed])
-            outcomes = [self._write_one(writer, change) for change in changes]
-            if self._added * SLACK > self._most:
-                self._bound(writer)
+        rows = _Rows(self._run)
+        try:
+            with _transaction(writer):
+                for session_id in removed:
+                    writer.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+                    self._numbers.pop(session_id, None)
+                outcomes = [self._write_one(writer, change, rows) for change in changes]
+                rows.write(writer)
+                if self._added * SLACK > self._most:
+                    self._bound(writer)
+        except BaseException:
+            self._numbers.clear()
+            raise
         return outcomes
 
-    def _write_one(self, writer: sqlite3.Connection, change: Change) -> Written:
-        found = writer.execute("SELECT number, life FROM sessions WHERE id = ?", (change.session_id,)).fetchone()
-        if found is not None and found[1] != change.life and change.whole:
-            writer.execute("DELETE FROM sessions WHERE number = ?", (found[0],))
-            found = None
-        elif found is None or found[1] != change.life:
-            if not change.whole:
+    def _write_one(self, writer: sqlite3.Connection, change: Change, rows: _Rows) -> Written:
+        number, life = self._numbers.get(change.session_id, (0, ""))
+        if life != change.life:
+            found = writer.execute("SELECT number, life FROM sessions WHERE id = ?", (change.session_id,)).fetchone()
+            if found is not None and found[1] == change.life:
+                number = found[0]
+            elif not change.whole:
                 return Written.STALE
-            found = None
-        values = (self._run, change.fenced, change.active_at, time.time() + change.expires_in)
-        if found is None:
-            number = writer.execute(
-                "INSERT INTO sessions (run, fenced, active_at, expires_at, id, life, head_rev, head)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*values, change.session_id, change.life, change.head_base + 1, change.head),
-            ).lastrowid
-            self._added += 1
-        else:
-            number = found[0]
-            writer.execute(
-                "UPDATE sessions SET run = ?, fenced = ?, active_at = ?, expires_at = ?,"
-                " head_rev = head_rev + (?5 IS NOT NULL), head = COALESCE(?5, head) WHERE number = ?6",
-                (*values, change.head, number),
-            )
-        for key, stream in change.streams.items():
-            writer.execute(
-                "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?)", (number, key, stream.base + 1, stream.state)
-            )
-            writer.executemany(
-                "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)",
-                [(number, key, at, events) for at, events in stream.blocks.items()],
-            )
-            if stream.oldest:
-                writer.execute(
-                    "DELETE FROM blocks WHERE session = ? AND stream = ? AND number < ?", (number, key, stream.oldest)
-                )
-        for key in change.gone:
-            writer.execute("DELETE FROM streams WHERE session = ? AND key = ?", (number, key))
-            writer.execute("DELETE FROM blocks WHERE session = ? AND stream = ?", (number, key))
+            else:
+                number = self._add(writer, change, found)
+            self._numbers[change.session_id] = (number, change.life)
+        rows.add(number, change)
         return Written.KEPT
+
+    def _add(self, writer: sqlite3.Connection, change: Change, former: tuple[int, str] | None) -> int:
+        if former is not None:
+            writer.execute("DELETE FROM sessions WHERE number = ?", (former[0],))
+        if len(self._numbers) > self._most * 2:
+            self._numbers.clear()
+        self._added += 1
+        number = writer.execute(
+            "INSERT INTO sessions (id, life, run, fenced, active_at, expires_at, head_rev, head)"
+            " VALUES (?, ?, 0, 0, 0, 0, 0, x'')",
+            (change.session_id, change.life),
+        ).lastrowid
+        assert number is not None
+        return number
 
     def _bound(self, writer: sqlite3.Connection) -> None:
         """Sessions of former runs that nobody came back to give way to new ones."""
         self._added = 0
+        self._numbers.clear()
         for fenced, count in writer.execute("SELECT fenced, count(*) FROM sessions GROUP BY fenced").fetchall():
             if count > self._most:
                 writer.execute(
@@ -236,6 +233,8 @@ class SqliteStore:
             "DELETE FROM sessions WHERE number IN (SELECT number FROM sessions WHERE expires_at <= ? LIMIT ?)",
             (time.time(), REMOVED_AT_ONCE),
         ).rowcount
+        if removed:
+            self._numbers.clear()
         return removed == REMOVED_AT_ONCE
 
     def _give_back(self) -> None:
@@ -268,6 +267,46 @@ class SqliteStore:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+
+class _Rows:
+    """The rows of a batch, table by table, so that few statements write them."""
+
+    def __init__(self, run: int) -> None:
+        self._run = run
+        self._sessions: list[tuple[object, ...]] = []
+        self._streams: list[tuple[object, ...]] = []
+        self._blocks: list[tuple[object, ...]] = []
+        self._old_blocks: list[tuple[object, ...]] = []
+        self._gone: list[tuple[object, ...]] = []
+
+    def add(self, number: int, change: Change) -> None:
+        """The rows of one session."""
+        expires_at = time.time() + change.expires_in
+        self._sessions.append((self._run, change.fenced, change.active_at, expires_at, change.head, number))
+        for key, stream in change.streams.items():
+            self._streams.append((number, key, stream.base + 1, stream.state))
+            self._blocks += [(number, key, at, events) for at, events in stream.blocks.items()]
+            if stream.oldest:
+                self._old_blocks.append((number, key, stream.oldest))
+        self._gone += [(number, key) for key in change.gone]
+
+    def write(self, writer: sqlite3.Connection) -> None:
+        """Write them."""
+        for statement, rows in (
+            (
+                """UPDATE sessions SET run = ?, fenced = ?, active_at = ?, expires_at = ?,
+                head_rev = head_rev + (?5 IS NOT NULL), head = COALESCE(?5, head) WHERE number = ?6""",
+                self._sessions,
+            ),
+            ("INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?)", self._streams),
+            ("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)", self._blocks),
+            ("DELETE FROM blocks WHERE session = ? AND stream = ? AND number < ?", self._old_blocks),
+            ("DELETE FROM streams WHERE session = ? AND key = ?", self._gone),
+            ("DELETE FROM blocks WHERE session = ? AND stream = ?", self._gone),
+        ):
+            if rows:
+                writer.executemany(statement, rows)
 
 
 @contextlib.contextmanager

@@ -142,7 +142,7 @@ def encode_state(stream: Stream) -> bytes:
         StreamState(
             origin=stream.origin,
             credentials=stream.credentials,
-            owes=json.dumps(list(stream.owes)).encode(),
+            owes=json.dumps(list(stream.owes)).encode() if stream.owes else b"[]",
             owes_known=stream.owes_known,
             first=stream.first,
             end=stream.end,

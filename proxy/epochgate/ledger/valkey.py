@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import resources
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
@@ -31,6 +32,7 @@ Command = tuple[Argument, ...]
 CONNECT_WITHIN = 2.0  # s
 ANSWER_WITHIN = 5.0  # s
 KEEP_KEY = 4  # the key of the fingerprints is kept for this many lifetimes of a record after the last process has gone
+PIPELINED = 16  # commands that are put together at a stretch
 AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
 
 _NO_SESSION = "WRONGTYPE"
@@ -150,7 +152,9 @@ class ValkeyStore:
                         if not left:
                             began()
                     elif message["channel"] == everyone.encode():
-                        changed(message["data"].decode("ascii", "replace"))
+                        who, _, tag = message["data"].decode("ascii", "replace").partition(":")
+                        if who != self.who:
+                            changed(tag)
                     elif message["type"] == "message":
                         told(message["data"])
             finally:
@@ -168,26 +172,32 @@ class ValkeyStore:
         return f"{self._prefix}:session:{{{self.tag(session_id)}}}"
 
     def _command(self, change: Change) -> Command:
-        arguments: list[Argument] = [
-            change.life,
-            self.who,
-            int(change.whole),
-            int(change.fenced),
-            max(int(change.expires_in * 1000), 1),
-            change.active_at,
-            f"{self._prefix}:changed",
-            self.tag(change.session_id),
-            change.head_base,
-            change.head or b"",
-        ]
-        for names in (change.left, change.gone):
-            arguments += [len(names), *names]
-        arguments.append(len(change.streams))
-        for key, stream in change.streams.items():
-            arguments += [key, stream.base, stream.state, stream.oldest, len(stream.blocks)]
-            for number, events in stream.blocks.items():
-                arguments += [number, events]
-        return ("EVALSHA", self._shas["write"], 1, self._name(change.session_id), *arguments)
+        packed = _pack(
+            (
+                change.life,
+                self.who,
+                change.whole,
+                change.fenced,
+                max(int(change.expires_in * 1000), 1),
+                change.active_at,
+                self.tag(change.session_id),
+                change.head_base,
+                change.head or b"",
+                list(change.left),
+                [str(key) for key in change.gone],
+                [
+                    (
+                        str(key),
+                        stream.base,
+                        stream.state,
+                        stream.oldest,
+                        [x for pair in stream.blocks.items() for x in pair],
+                    )
+                    for key, stream in change.streams.items()
+                ],
+            )
+        )
+        return ("EVALSHA", self._shas["write"], 1, self._name(change.session_id), f"{self._prefix}:changed", packed)
 
     async def _execute(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to some commands; an error answer stands in the list."""
@@ -197,10 +207,9 @@ class ValkeyStore:
             client = self._connected()
             if isinstance(client, RedisCluster):
                 return await asyncio.gather(*(self._execute_one(client, command) for command in commands))
-            pipeline = client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            return await pipeline.execute(raise_on_error=False)
+            parts = (commands[start : start + PIPELINED] for start in range(0, len(commands), PIPELINED))
+            answers = await asyncio.gather(*(_execute_together(client, part) for part in parts))
+            return [answer for part in answers for answer in part]
 
     async def _execute_one(self, client: RedisCluster, command: Command) -> Any:
         async with self._slots:
@@ -231,6 +240,16 @@ class ValkeyStore:
         for client in clients:
             with contextlib.suppress(RedisError, OSError):
                 await client.aclose()
+
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+async def _execute_together(client: Redis, commands: Sequence[Command]) -> list[Any]:
+    pipeline = client.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    return await pipeline.execute(raise_on_error=False)
 
 
 def _patience() -> dict[str, Any]:

@@ -1,46 +1,29 @@
 -- Writes the change of one session in one step, its lifetime included.
--- KEYS[1]: the session, a hash. ARGV: life, who writes, whether it is whole ('1'), whether it is fenced ('1'), lifetime (ms),
---   time of the last traffic, channel, tag, revision of the head before, head (empty: unchanged),
---   number of processes that have ended and their names, number of streams that are gone and their keys,
---   number of streams, and of each: key, revision before, state, oldest block, number of blocks, and of each: number, events.
+-- KEYS[1]: the session, a hash. ARGV: the channel of changes, and the change in MessagePack: an array of
+--   life, who writes, whether it is whole, whether it is fenced, lifetime (ms), time of the last traffic, tag,
+--   revision of the head before, head (empty: unchanged), processes that have ended, streams that are gone,
+--   and for each stream: key, revision before, state, oldest block, and the blocks as numbers and events in turn.
+--   Keys of streams are texts: they are too large for the numbers of Lua.
 -- Returns 1, or 0 where the hash is not what the writer takes it for: nothing is written then.
 local session = KEYS[1]
-local life, who, whole, fenced, lifetime, active, channel, tag, head_base, head = unpack(ARGV, 1, 10)
-local at = 10
+local life, who, whole, fenced, lifetime, active, tag, head_base, head, left, gone, streams =
+    unpack(cmsgpack.unpack(ARGV[2]), 1, 12)
 
-local function take()
-    at = at + 1
-    return ARGV[at]
-end
-
-local function take_all()
-    local found = {}
-    for n = 1, tonumber(take()) do
-        found[n] = take()
-    end
-    return found
-end
-
-local left, gone = take_all(), take_all()
-local streams = {}
-for n = 1, tonumber(take()) do
-    streams[n] = {key = take(), base = take(), state = take(), oldest = tonumber(take()), blocks = {}}
-    for block = 1, tonumber(take()) do
-        streams[n].blocks[block] = {take(), take()}
-    end
+local function number(value)
+    return string.format('%d', value)
 end
 
 local kept = redis.call('HGET', session, 'life')
 local replaces = kept and kept ~= life
-if whole ~= '1' and (not kept or replaces) or replaces and kept > life then
+if not whole and (not kept or replaces) or replaces and kept > life then
     return 0
 end
 if not replaces then
-    if head ~= '' and (redis.call('HGET', session, 'head_rev') or '0') ~= head_base then
+    if head ~= '' and (redis.call('HGET', session, 'head_rev') or '0') ~= number(head_base) then
         return 0
     end
     for _, stream in ipairs(streams) do
-        if (redis.call('HGET', session, 'rev:' .. stream.key) or '0') ~= stream.base then
+        if (redis.call('HGET', session, 'rev:' .. stream[1]) or '0') ~= number(stream[2]) then
             return 0
         end
     end
@@ -51,42 +34,42 @@ if replaces then
     redis.call('DEL', session)
 end
 redis.call('HSET', session, 'life', life, 'by:' .. who, '1')
-if fenced == '1' or not was_fenced then
-    redis.call('PEXPIRE', session, lifetime)
+if fenced or not was_fenced then
+    redis.call('PEXPIRE', session, number(lifetime))
 end
-if tonumber(active) > tonumber(redis.call('HGET', session, 'active') or '0') then
-    redis.call('HSET', session, 'active', active)
+if active > tonumber(redis.call('HGET', session, 'active') or '0') then
+    redis.call('HSET', session, 'active', string.format('%.6f', active))
 end
 if head ~= '' then
-    redis.call('HSET', session, 'head', head, 'head_rev', string.format('%d', tonumber(head_base) + 1))
+    redis.call('HSET', session, 'head', head, 'head_rev', number(head_base + 1))
 end
 for _, name in ipairs(left) do
     redis.call('HDEL', session, 'by:' .. name)
 end
 
-local function drop_blocks(key, number)
-    while number >= 0 and redis.call('HDEL', session, 'events:' .. key .. ':' .. string.format('%d', number)) == 1 do
-        number = number - 1
+local function drop_blocks(key, last)
+    while last >= 0 and redis.call('HDEL', session, 'events:' .. key .. ':' .. number(last)) == 1 do
+        last = last - 1
     end
 end
 
 for _, stream in ipairs(streams) do
-    local key = stream.key
-    redis.call('HSET', session, 'rev:' .. key, string.format('%d', tonumber(stream.base) + 1), 'state:' .. key, stream.state)
-    for _, block in ipairs(stream.blocks) do
-        redis.call('HSET', session, 'events:' .. key .. ':' .. block[1], block[2])
-        redis.call('HSET', session, 'last:' .. key, block[1])
+    local key, base, state, oldest, blocks = unpack(stream, 1, 5)
+    redis.call('HSET', session, 'rev:' .. key, number(base + 1), 'state:' .. key, state)
+    for at = 1, #blocks, 2 do
+        redis.call('HSET', session, 'events:' .. key .. ':' .. number(blocks[at]), blocks[at + 1])
+        redis.call('HSET', session, 'last:' .. key, number(blocks[at]))
     end
-    drop_blocks(key, stream.oldest - 1)
+    drop_blocks(key, oldest - 1)
 end
 for _, key in ipairs(gone) do
     drop_blocks(key, tonumber(redis.call('HGET', session, 'last:' .. key) or '-1'))
     redis.call('HDEL', session, 'rev:' .. key, 'state:' .. key, 'last:' .. key)
 end
-if fenced == '1' and not was_fenced then
-    redis.call('HSET', session, 'fenced', '1')
-    redis.call('PUBLISH', channel, tag)
-elseif replaces then
-    redis.call('PUBLISH', channel, tag)
+if fenced and not was_fenced or replaces then
+    if fenced then
+        redis.call('HSET', session, 'fenced', '1')
+    end
+    redis.call('PUBLISH', ARGV[1], who .. ':' .. tag)
 end
 return 1

@@ -20,7 +20,7 @@ from epochgate.guard.policy import Mode, Policy, Proof
 from epochgate.guard.record import Limits, Origin, Session, Stream
 from epochgate.guard.sse import Block, Framer
 from epochgate.guard.verdict import Kind, Reason, Verdict, unproven
-from epochgate.guard.watch import Watch, opened_stream
+from epochgate.guard.watch import Watch
 from epochgate.probe.decision import FENCED, Decision, UnusableFileError
 
 _LIMITS = Limits(streams=1 << 20, events=1 << 20)  # a capture is finite
@@ -126,7 +126,8 @@ class _Replay:
         if request.method == "DELETE" and response.status < 300:
             session.close(Reason.DELETED.value, end)
         elif _streams(response):
-            stream = opened_stream(session, call.owes, b"", by_call=request.method == "POST")
+            origin = Origin.CALL if request.method == "POST" else Origin.STANDALONE
+            stream = session.open_stream(origin, call.owes)
             watch = Watch(policy, session, headers, stream)
             for block in _blocks(body):
                 watch.see(block, end)

@@ -123,8 +123,9 @@ class Request:
         self.body: Body
 
     def get(self, name: bytes) -> bytes | None:
-        """The first value of the field with this lower-case name."""
-        return self.first.get(name)
+        """The first value of the field with this lower-case name, without the spaces around it."""
+        value = self.first.get(name)
+        return None if value is None else value.strip(b" \t")
 
     def is_repeated(self, name: bytes) -> bool:
         """Whether the field with this lower-case name came more than once."""
@@ -572,7 +573,7 @@ class Reply:
             self._pending.append(data)
 
     def probe(self) -> None:
-        """Send what changes nothing, a leading zero of the next chunk's size: a peer that is no more answers by a RST."""
+        """Send what changes nothing, a leading zero of the next chunk's size: a peer that is gone answers by a RST."""
         if self._framing is Framing.CHUNKED and self.started and not self.finished and not self._pending:
             self._connection.write(b"0")
 

@@ -390,13 +390,13 @@ class Exchange:
 
         def is_lost(body: bytes) -> bool:
             self._lost = is_session_lost(method, status, body)
+            if self._lost:
+                session.mark_boundary(time.time())
             return self._lost
 
         def note_loss(body: bytes) -> None:
-            if is_lost(body):
-                session.mark_boundary(time.time())
-                if policy.normalize_loss:
-                    self.context.fence(policy, session, Reason.SESSION_LOST)  # in observe mode it is only counted
+            if is_lost(body) and policy.normalize_loss:
+                self.context.fence(policy, session, Reason.SESSION_LOST)  # in observe mode it is only counted
 
         if policy.mode is Mode.ENFORCE and policy.normalize_loss:
             return Suspect(connection, head, self._downstream(), is_lost)
@@ -488,9 +488,8 @@ class Exchange:
         while not enforced or session.fence is None:
             rewound = ask_from != cursor
             choose = self._judged(policy, session, judge, cursor, rewound=rewound)
-            sent = [(name, ask_from) if name.lower() == LAST_EVENT_ID else (name, value) for name, value in fields]
             try:
-                outcome = await self._forward(sent, choose)
+                outcome = await self._forward(_with_cursor(fields, ask_from) if rewound else fields, choose)
             except UpstreamError:
                 self._note_spent(session, judge.stream, credentials)
                 raise
@@ -534,6 +533,7 @@ class Exchange:
             self._see_instance(policy, session, head)
             if head.status == 200 and is_event_stream(head.get(b"content-type")):
                 judge.tokens = tokens_of(policy.sources, head.fields)
+                judge.outage_at = self.context.upstream.outage_at
                 former = self.context.holds.get(judge.stream)
                 if former is not None and not former.is_contested():
                     former.close()  # of another caller; the upstream has let this one in (R4)
@@ -620,6 +620,11 @@ class Exchange:
         self.context.telemetry.verdict(
             policy.name, verdict, session=session_id, cursor=cursor, enforced=enforced, pending=pending
         )
+
+
+def _with_cursor(fields: list[Field], cursor: bytes) -> list[Field]:
+    """The fields with another cursor in place of the client's (R5)."""
+    return [(name, cursor) if name.lower() == LAST_EVENT_ID else (name, value) for name, value in fields]
 
 
 def _with_identity(fields: list[Field]) -> list[Field]:

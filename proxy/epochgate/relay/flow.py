@@ -23,7 +23,7 @@ from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
 from epochgate.relay.client import ClientConnection, Reply
 from epochgate.relay.coding import Decoder, decoder_of
-from epochgate.relay.headers import Framing, without
+from epochgate.relay.headers import Framing, values_of, without
 from epochgate.relay.heartbeat import COMMENT, Heartbeat
 from epochgate.relay.hold import Tail
 from epochgate.relay.upstream import Head, UpstreamConnection
@@ -101,7 +101,7 @@ class Flow:
         self._watch = Watch(policy, session, head.fields, stream)
         self._reported = None if judge is None else judge.verdict
         self._timer: asyncio.TimerHandle | None = None
-        self._decoder: Decoder | None = decoder_of(head.get(b"content-encoding"))
+        self._decoder: Decoder | None = decoder_of(b", ".join(values_of(head.fields, b"content-encoding")))
         keep = policy.hold_bytes if self._holdable else 0
         self._framer = Framer(
             keep_raw=JUDGED_BLOCK if self._checked else keep, keep_data=JUDGED_BLOCK if self._checked else LIVE_DATA
@@ -311,6 +311,9 @@ class Flow:
             else:
                 changed = self._watch.see(block, now) or changed
             self._keep(block, before)
+        if not self._readable and self.judge is not None:
+            self.judge.unreadable()
+            self._end_judging()
         if changed:
             self.context.live_change(self.policy, self.session)
 
@@ -318,12 +321,17 @@ class Flow:
         """Observe mode: judge, report, and record what goes through all the same."""
         judge = self.judge
         assert judge is not None
-        step = judge.check(block, now)
-        self._report()
-        if step is Step.REFUSE:
-            self.judge = None
+        if judge.check(block, now) is Step.REFUSE:
+            self._end_judging()
             self._watch.see(block, now)
-            assert judge.verdict is not None
+        else:
+            self._report()
+
+    def _end_judging(self) -> None:
+        """Observe mode: the judge would have refused, and nothing more is judged."""
+        self._report()
+        judge, self.judge = self.judge, None
+        if judge is not None and judge.verdict is not None and judge.refused:
             self.context.fence(self.policy, self.session, judge.verdict.reason)
 
     def _take_checked(self, data: bytes, now: float) -> None:

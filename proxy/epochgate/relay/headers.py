@@ -78,10 +78,10 @@ def values_of(fields: Iterable[Field], name: bytes) -> list[bytes]:
 
 
 def value_of(fields: Iterable[Field], name: bytes) -> bytes | None:
-    """The first value of the field with this lower-case name, None if it is absent."""
+    """The first value of the field with this lower-case name, without the spaces around it; None if it is absent."""
     for field, value in fields:
         if field.lower() == name:
-            return value
+            return value.strip(b" \t")
     return None
 
 

@@ -18,7 +18,7 @@ from epochgate.relay.flow import LIVE_DATA, Downstream, Outcome
 from epochgate.relay.headers import is_event_stream
 from epochgate.relay.upstream import Head, UpstreamConnection
 
-LOSS_BODY = 64 * 1024  # bytes of a 404 or 400 that are read to see whether it tells of a lost session (N1)
+LOSS_BODY = {400: 64 * 1024, 404: 1024 * 1024}  # bytes that are read to see whether they tell of a lost session (N1)
 
 
 class Tap(Protocol):
@@ -147,7 +147,7 @@ class Suspect(_Answer):
             self._downstream.reply.write(data)
             return
         self._body += data
-        if len(self._body) > LOSS_BODY:
+        if len(self._body) > LOSS_BODY[self._head.status]:
             self._pass()
 
     def received_end(self) -> None:

@@ -1,0 +1,189 @@
+"""T8: content codings on a resume. What cannot be read proves nothing, and is not let through as proven."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+
+from resume.story import (
+    JSON,
+    LAST_CHUNK,
+    OVERLAP,
+    STREAM,
+    Answer,
+    Story,
+    began,
+    coded,
+    gzipped,
+    notes,
+    part,
+    reply,
+    response,
+    result,
+    until,
+)
+
+
+def raw_deflate(data: bytes) -> bytes:
+    coder = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return coder.compress(data) + coder.flush()
+
+
+def members(data: bytes) -> bytes:
+    """Each byte in a gzip member of its own."""
+    return b"".join(gzipped(data[at : at + 1]) for at in range(len(data)))
+
+
+CODINGS = {
+    "gzip": (b"gzip", gzipped),
+    "x-gzip in members": (b"x-gzip", members),
+    "deflate": (b"deflate", zlib.compress),
+    "bare deflate": (b"Deflate", raw_deflate),
+}
+
+
+@pytest.mark.parametrize("accepted", [b"Accept-Encoding: gzip, br", None])
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+async def test_t8_identity_is_asked_for(proxy, accepted, mode):
+    async with proxy(mode=mode) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, request = await story.resumed(3, b"", *([accepted] if accepted else []))
+        asked = request.all(b"Accept-Encoding")
+        assert asked == ([b"identity"] if mode == "enforce" else [b"gzip, br"] if accepted else [])
+        await server.send(STREAM + part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+
+
+@pytest.mark.parametrize(("name", "code"), CODINGS.values(), ids=CODINGS)
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+async def test_t8_read_from_a_copy(proxy, name, code, step):
+    """The coded bytes come through as they were, in whatever pieces."""
+    body = code(notes(4, 5, epoch=1) + response(5, 1))
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, coded(name))
+        for at in range(0, len(body), step * 20 if step == 1 else step * 50):
+            await server.send(part(body[at : at + (step * 20 if step == 1 else step * 50)]))
+        await server.send(LAST_CHUNK)
+        assert (await client.rest(), client.end) == (body, "clean")
+        assert client.get(b"Content-Encoding") == name
+        assert story.verdicts() == ["epoch"]
+
+
+@pytest.mark.parametrize(("name", "code"), CODINGS.values(), ids=CODINGS)
+async def test_t8_another_epoch_in_a_coding(proxy, name, code):
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, coded(name) + part(code(notes(4, epoch=2))))
+        assert (await client.error())["data"] == {"reason": "epoch_changed"}
+        await story.fenced("epoch_changed")
+
+
+async def test_r11_t8_another_epoch_later_on(proxy):
+    """Nothing can be told in coded bytes: the stream breaks off (F5); a second member hides nothing."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        good = gzipped(notes(4, epoch=1))
+        client, server, _ = await story.resumed(3, coded(b"gzip") + part(good))
+        await client.until(good)
+        await server.send(part(gzipped(notes(5, epoch=2))))
+        assert (await client.rest(), client.end) == (good, "aborted")
+        assert story.verdicts() == ["epoch", "epoch_changed"]
+        again = await story.resume(4)
+        assert (await again.error())["data"] == {"reason": "epoch_changed"}
+        assert await (await story.resume(4)).told() == [(5, "epoch_changed")]  # F4
+
+
+UNREADABLE = {
+    "unknown coding": (b"br", b"\x0b\x02\x80..."),
+    "two codings": (b"gzip, gzip", gzip.compress(gzipped(notes(4, epoch=1)))),
+    "no gzip": (b"gzip", notes(4, epoch=1)),
+    "junk behind the end": (b"deflate", zlib.compress(notes(4, epoch=1)) + b"\n\n"),
+    "bomb": (b"gzip", gzipped(b": " + bytes(17 * 1024 * 1024) + b"\n\n")),
+}
+
+
+@pytest.mark.parametrize(("name", "body"), UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("unproven", ["restart", "resume"])
+async def test_t8_unreadable(proxy, name, body, unproven):
+    async with proxy(resume={"unproven": unproven}) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, coded(name) + part(body) + LAST_CHUNK)
+        data = await client.rest()
+        assert story.verdicts() == ["unreadable"]
+        if unproven == "resume":
+            assert (client.status, data, client.end) == (200, body, "clean")
+            await story.alive()
+        else:
+            assert client.status == 404
+            await story.fenced("unreadable")
+
+
+@pytest.mark.parametrize("unproven", ["restart", "resume"])
+async def test_t8_unreadable_after_the_proof(proxy, unproven):
+    """The first event was proven; what follows cannot be read. It is refused as that, or let through and counted."""
+    async with proxy(resume={"unproven": unproven}) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        good = gzipped(notes(4, epoch=1))
+        client, server, _ = await story.resumed(3, coded(b"gzip") + part(good))
+        await client.until(good)
+        await server.send(part(b"no gzip") + LAST_CHUNK)
+        data = await client.rest()
+        assert story.verdicts() == ["epoch", "unreadable"]
+        if unproven == "resume":
+            assert (data, client.end, story.session.fence) == (good + b"no gzip", "clean", None)
+        else:
+            assert (data, client.end, story.session.fence) == (good, "aborted", "unreadable")
+
+
+async def test_t8_nothing_can_be_taken_out_of_coded_bytes(proxy):
+    """The repeated event would have to be swallowed: exactly once cannot be had (R7)."""
+    async with proxy(resume=OVERLAP) as relay:
+        story = await began(relay, epoch=1)
+        await story.pause()
+        client, server, _ = await story.resumed(3, coded(b"gzip") + part(gzipped(notes(3, 4, epoch=1))))
+        assert (await client.error())["data"] == {"reason": "unreadable"}
+        assert story.verdicts() == ["unreadable"]
+
+
+async def test_t8_two_fields_are_two_codings(proxy):
+    """`identity` in one field and gzip in the next: plain text would be read where the client decodes."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        head = coded(b"identity")[:-2] + b"Content-Encoding: gzip\r\n\r\n"
+        client, server, _ = await story.resumed(3, head + part(gzipped(notes(4, epoch=2))))
+        assert (await client.error())["data"] == {"reason": "unreadable"}
+
+
+async def test_t8_a_coded_stream_is_recorded_and_not_held(proxy):
+    """A live one: it passes as it is; coded bytes cannot be cut at events, so nothing is kept of it (H1)."""
+    async with proxy() as relay:
+        body = gzipped(notes(1, 2, 3, epoch=1))
+        story = Story(relay)
+        await story.open(1)
+        client, server, _ = await story.ask(story.call(5))
+        await server.send(coded(b"gzip") + part(body))
+        await client.until(body)
+        assert story.session.knows(b"3")
+        client.peer.reset()
+        assert await server.gone()
+        again, server, request = await story.resumed(2, STREAM + part(notes(3, 4, epoch=1)))
+        await again.until(notes(3, 4, epoch=1))
+
+
+async def test_r12_t8_another_epoch_in_a_coded_json_answer(proxy):
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        body = gzipped(result(99, 2))
+        other: Answer = await story.other(reply(200, body, JSON, b"Content-Encoding: gzip"))
+        assert await other.rest() == body
+        await until(lambda: story.session.fence == "epoch_changed")
