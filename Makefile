@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint casebook clean
+.PHONY: demo test lint casebook bench clean
 
 $(BIN)/epochgate: pyproject.toml requirements/run.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,14 @@ test: lint
 
 casebook: $(BIN)/epochgate
 	$(PYTHON) ../shared/casebook/run.py --proxy "$(CURDIR)/$(BIN)/epochgate serve"
+
+bench: $(VENV)/.test .bench/peers/.done .bench/mitmproxy/.done .bench/mcp-proxy/.done
+	$(BIN)/python -m bench --report docs $(BENCH)
+
+.bench/%/.done: bench/requirements-%.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info proxy/*.egg-info

@@ -134,7 +134,7 @@ def measures(scale: float = 1.0) -> list[Measure]:
             "tool calls of a real FastMCP server, 16 connections",
             "per_second",
             "calls per second",
-            measure_tools(16, seconds),
+            measure_tools(16, 2 * seconds),
             real=True,
         ),
         Measure(

@@ -40,6 +40,7 @@ def measure_tools(connections: int, seconds: float):
         for _ in range(connections):
             with connected(contender.port) as caller:
                 sessions.append(caller.initialize(b"/mcp"))
+                caller.call(1, b"/mcp")  # a proxy that speaks MCP opens its own session now
         return load_posts(contender, upstream, "mcp", connections, seconds, sessions)
 
     return run

@@ -49,7 +49,8 @@ class Place:
         self._ledgers.remove(ledger)
         for task in [*ledger._tasks, *getattr(ledger, "_working", ())]:
             task.cancel()
-        await asyncio.gather(*ledger._tasks, return_exceptions=True)
+        _, left = await asyncio.wait(ledger._tasks, timeout=5.0)
+        assert not left
         store = ledger._store
         while isinstance(store, Faulty):
             store = store._store
@@ -104,7 +105,9 @@ class Valkey(Place):
         return ledger
 
 
-def records(sessions: int = 1000, streams: int = 256, events: int = 1024, idle: float = DAY, fence: float = DAY) -> Records:
+def records(
+    sessions: int = 1000, streams: int = 256, events: int = 1024, idle: float = DAY, fence: float = DAY
+) -> Records:
     return Records(sessions=sessions, limits=Limits(streams, events), session_idle=idle, fence=fence)
 
 

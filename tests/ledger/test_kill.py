@@ -63,7 +63,9 @@ async def play(directory, store: str, proxies: int, capsys) -> None:
         assert {reason for verdict, reason in verdicts if verdict == "divergent"} <= {"epoch_changed"}
         resumed = sum(client.resumes > 0 for client in honest)
         with capsys.disabled():
-            print(f"\n{store.partition(':')[0]}: {resumed} of {len(honest)} resumed, {dict(outcomes)}; {dict(verdicts)}")
+            print(
+                f"\n{store.partition(':')[0]}: {resumed} of {len(honest)} resumed, {dict(outcomes)}; {dict(verdicts)}"
+            )
         talking.cancel()
         for task in readers:
             task.cancel()

@@ -107,7 +107,9 @@ def test_what_is_loaded_is_a_state_that_there_was(killed, steps):
 pairs = st.tuples(st.sampled_from((0, 1)), st.integers(0, 3), st.booleans())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(steps=st.lists(pairs, max_size=40))
 def test_two_processes_lose_nothing_of_each_other(servers, steps):
     """Whatever the order of recording and writing: each stream has all its events in their order, and none twice."""

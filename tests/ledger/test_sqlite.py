@@ -172,7 +172,9 @@ async def test_the_file_is_bounded(place, tmp_path):
     assert sizes[-1] <= sizes[1] * 2
     await asyncio.sleep(3.1)
     await store.tidy()
-    assert store._writer.execute("SELECT (SELECT count(*) FROM sessions), (SELECT count(*) FROM streams), (SELECT count(*) FROM blocks)").fetchone() == (0, 0, 0)
+    assert store._writer.execute(
+        "SELECT (SELECT count(*) FROM sessions), (SELECT count(*) FROM streams), (SELECT count(*) FROM blocks)"
+    ).fetchone() == (0, 0, 0)
     assert place.path.stat().st_size < sizes[-1] / 4
     assert (tmp_path / "ledger.db-wal").stat().st_size < sizes[-1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import time
 
@@ -13,6 +14,7 @@ from epochgate.ledger import kept
 from epochgate.ledger.base import Resume
 from ledger.places import WHO, Faulty, Valkey, facts, say, story
 from ledger.servers import free_port, running
+
 
 @pytest.fixture
 async def add(monkeypatch):
@@ -74,9 +76,10 @@ async def test_both_go_on_with_a_session(common):
         assert ids(found.locate(b"one-39")[0]) == [b"one-%d" % n for n in range(40)]
         assert (found.boundary_at, found.instance, found.next_key > 2) == (5.0, b"i-1", True)
         assert len(list(found)) == 4
-    assert facts(await one.find(b"session", time.time(), NOBODY))["streams"] == facts(
-        await two.find(b"session", time.time(), NOBODY)
-    )["streams"]
+    assert (
+        facts(await one.find(b"session", time.time(), NOBODY))["streams"]
+        == facts(await two.find(b"session", time.time(), NOBODY))["streams"]
+    )
 
 
 async def test_two_streams_with_random_latency(common):
@@ -353,9 +356,17 @@ async def test_password_and_database(tmp_path, add):
         await wrong.kill(refused)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_cluster(tmp_path, add):
     """A session lies in one slot; processes ask each other there as well."""
-    options = ("--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes.conf"), "--cluster-port", str(free_port()))
+    options = (
+        "--cluster-enabled",
+        "yes",
+        "--cluster-config-file",
+        str(tmp_path / "nodes.conf"),
+        "--cluster-port",
+        str(free_port()),
+    )
     with running("valkey", tmp_path, *options) as server:
         with server.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
@@ -372,3 +383,7 @@ async def test_a_cluster(tmp_path, add):
         sessions[3].close("deleted", time.time())
         await until(lambda: two.get(b"session-3", time.time()).fence == "deleted")
         assert (one.problem, two.problem) == (None, None)
+        for ledger in (one, two):
+            await ledger.close()
+        place._ledgers.clear()
+        gc.collect()  # the client library forgets to close the connection by which it learns of the nodes

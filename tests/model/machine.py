@@ -1,16 +1,16 @@
 """A client, a proxy and a server, and whatever may happen between them; and what must hold all the same."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from epochgate.guard.policy import EventIds, LiveChange, PendingCalls, Proof, Unproven
-from epochgate.guard.record import Limits, Session
-from epochgate.guard.sse import Framer
+from epochgate.guard.record import Limits
 from epochgate.guard.verdict import Reason
 from guard.scene import HEADER, META, policy
+from model.client import Pipe
 from model.proxy import STRANGER, Line, Proxy
 from model.server import SESSION_LOST, Buffer, Emitted, Server, Traits
 
@@ -23,83 +23,21 @@ ACCEPTS = [
 ]
 TRAITS = st.builds(
     Traits,
-    epochs=st.sampled_from(["emission", "sending", "header", "none"]),
+    epochs=st.sampled_from(["none", "emission", "sending", "header"]),
     ids=st.sampled_from(["session", "stream", "prefixed", "opaque", "process"]),
     replay=st.sampled_from(["exclusive", "inclusive", "from start"]),
     priming=st.booleans(),
-    alike=st.booleans(),
+    alike=st.sampled_from([False, False, False, True]),
     handshake_token=st.booleans(),
     same_id_again=st.booleans(),
 )
-FAULTS = [
-    *["none"] * 11,
-    "outage",
-    "lost",
-    "anew",
-    "anew",
-    "anew, from 1",
-    "anew, buffers lost",
-    "anew, from 1, buffers lost",
-    "lose",
-    "swap",
-    "alter",
-    "foreign",
-]
+NOTHING, STRANGERS, OUTAGE, LOSS = "nothing", "a stranger asks", "outage", "session lost"
+ANEW, FROM_1, BUFFERS_LOST = "made anew", "made anew, counts from 1", "made anew, buffers lost"
+SPOILT = ["lose", "swap", "alter", "foreign"]
+FAULTS = [*[NOTHING] * 5, STRANGERS, OUTAGE, LOSS, ANEW, ANEW, ANEW, FROM_1, BUFFERS_LOST, *SPOILT]
 PICK = st.integers(0, 7)
-
-
-@dataclass(eq=False)
-class Pipe:
-    """A stream as the client knows it."""
-
-    buffer: Buffer  # the one that the upstream opened for it
-    session: Session
-    execution: int  # that opened it
-    line: Line
-    received: list[str] = field(default_factory=list)
-    cursors: list[tuple[bytes, int]] = field(default_factory=list)  # each id, and how much had been received with it
-    failed: list[int] = field(default_factory=list)  # calls that the proxy told as failed
-    unanchored: bool = False  # resumed from a cursor that the ledger had forgotten
-    must_pass: bool = False  # the last resume had an accepted proof
-
-    def absorb(self, lost: int = 0) -> None:
-        """Read what came on the line; the last `lost` blocks never arrived."""
-        blocks, self.line.blocks = self.line.blocks, []
-        framer = Framer()
-        for raw in blocks[: max(len(blocks) - lost, 0)]:
-            for block in framer.feed(raw):
-                self.received += said(block.data or b"")
-                self.failed += told(block.data or b"")
-                if block.own_id and block.id is not None:
-                    self.cursors.append((block.id, len(self.received)))
-
-    @property
-    def over(self) -> bool:
-        """Whether the client will never ask for it again."""
-        if not self.line.busy:
-            self.absorb()
-        return self.complete
-
-    @property
-    def complete(self) -> bool:
-        return bool(self.buffer.owes) and {text.split()[0] for text in self.received}.issuperset(
-            map(str, self.buffer.owes)
-        )
-
-
-def said(data: bytes) -> list[str]:
-    """What the messages of an event say; not what the proxy itself tells."""
-    if not data:
-        return []
-    decoded = json.loads(data)
-    messages = decoded if isinstance(decoded, list) else [decoded]
-    return [message.get("params", message.get("result"))["data"] for message in messages if "error" not in message]
-
-
-def told(data: bytes) -> list[int]:
-    """The call that the proxy tells as failed, if it does."""
-    message = json.loads(data) if data else {}
-    return [message["id"]] if "error" in message else []
+FEW = st.integers(0, 3)
+BACK = st.sampled_from([0, 0, 0, 1, 2, 5])  # how many ids a client goes back
 
 
 class Machine(RuleBasedStateMachine):
@@ -108,9 +46,9 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         traits=TRAITS,
         accept=st.sampled_from(ACCEPTS),
-        lenient=st.integers(0, 4).map(lambda n: n == 0),
+        lenient=st.sampled_from([False, False, False, True]),
         pending_calls=st.sampled_from(PendingCalls),
-        live_change=st.sampled_from(LiveChange),
+        live_change=st.sampled_from([LiveChange.FENCE, LiveChange.FENCE, LiveChange.IGNORE]),
         events=st.sampled_from([1024, 1024, 6]),
         header_first=st.booleans(),
     )
@@ -124,7 +62,7 @@ class Machine(RuleBasedStateMachine):
         events: int,
         header_first: bool,
     ) -> None:
-        if events < 1024 and traits.ids not in ("session", "process", "prefixed"):
+        if events < 1024 and traits.replay == "from start":
             traits = replace(traits, replay="exclusive")  # what is forgotten cannot be told from what is new
         self.traits = traits
         self.server = Server(traits)
@@ -137,84 +75,131 @@ class Machine(RuleBasedStateMachine):
             event_ids=EventIds.INCREASING if traits.ids == "process" else EventIds.AUTO,
         )
         self.lenient = lenient
-        self.roomy = events == 1024
         self.strict = not lenient and Proof.OVERLAP not in accept
+        self.roomy = events == 1024
         self.proxy = Proxy(self.policy, Limits(streams=64, events=events), self.server)
         self.requests = 0
         self.pipes: list[Pipe] = []
         self.open_session()
 
     def open_session(self) -> None:
+        """L1: under a new id or under the same one; either way it is served."""
         self.id = self.proxy.initialize()
         session = self.proxy.session(self.id)
         assert session is not None
         self.session = session
         self.execution = self.server.execution
-        self.pipes.clear()
         self.server.spoil = None
-        self.faulty = False  # the upstream did something to this session that may be refused
-        self.buffers_lost = self.counted_anew = False
+        self.pipes.clear()
         self.dead = False  # refused: the client has to start over
-        self.had_outage = False
+        self.faulty = False  # the upstream did something for which it may be refused
+        self.buffers_lost = self.counted_anew = self.had_outage = False
+        line = Line()
+        self.proxy.post(self.id, b"{}", line)
+        assert line.state == "passed", "a new session was refused (L1)"
 
-    # -- the client
+    # -- what may happen
 
-    def next_ids(self, count: int) -> tuple[int, ...]:
-        self.requests += count
-        return tuple(range(self.requests - count + 1, self.requests + 1))
+    @rule(calls=FEW, data=st.data())
+    def stream_opens(self, calls: int, data: st.DataObject) -> None:
+        """A call, a batch of calls, or a standalone GET."""
+        if self.dead:
+            self.open_session()
+        if not self.may_open():
+            return
+        line = Line()
+        owes = tuple(range(self.requests + 1, self.requests + calls + 1))
+        self.requests += calls
+        if owes:
+            batch = [{"jsonrpc": "2.0", "id": n, "method": "tools/call"} for n in owes]
+            self.proxy.post(self.id, json.dumps(batch).encode(), line)
+        else:
+            self.proxy.listen(self.id, line)
+        if line.busy:
+            pipe = Pipe(self.server.buffers[max(self.server.buffers)], self.session, self.server.execution, line)
+            self.pipes.append(pipe)
+            self.notify(pipe, data.draw(FEW))
+        else:
+            assert self.faulty, f"a healthy session was refused: {line.reason}"
+            self.check_fence(line.reason)
 
     def may_open(self) -> bool:
         """Streams that all count 1, 2, 3 can only be used one after another: a cursor names none of them."""
-        if self.dead or len(self.pipes) >= 4:
-            return False
-        return self.traits.ids != "stream" or all(pipe.over for pipe in self.pipes)
-
-    @precondition(may_open)
-    @rule(calls=st.integers(0, 2))
-    def open_stream(self, calls: int) -> None:
-        """A call, a batch of two, or a standalone GET."""
-        line = Line()
-        owes = self.next_ids(calls)
-        if calls:
-            requests = [{"jsonrpc": "2.0", "id": n, "method": "tools/call"} for n in owes]
-            self.proxy.post(self.id, json.dumps(requests).encode(), line)
-        else:
-            self.proxy.listen(self.id, line)
-        if line.state in ("404", "passed"):
-            assert self.faulty, f"a healthy session was refused: {line.reason}"
-            self.after_refusal(line.reason)
-        else:
-            buffer = self.server.buffers[max(self.server.buffers)]
-            self.pipes.append(Pipe(buffer, self.session, self.server.execution, line))
+        for pipe in self.pipes:
+            if not pipe.line.busy:
+                pipe.absorb()
+        return len(self.pipes) < 4 and (self.traits.ids != "stream" or all(pipe.complete for pipe in self.pipes))
 
     @precondition(lambda self: not self.dead and self.pipes)
-    @rule(pick=PICK, lost=st.integers(0, 3), clean=st.booleans())
-    def client_leaves(self, pick: int, lost: int, clean: bool) -> None:
+    @rule(
+        pick=PICK,
+        how=st.sampled_from(["the server's end", "the client's end", "half open"]),
+        fault=st.sampled_from(FAULTS),
+        data=st.data(),
+    )
+    def stream_is_interrupted(self, pick: int, how: str, fault: str, data: st.DataObject) -> None:
+        """The usual story: events, an interruption, something that goes wrong, events meanwhile, a resume."""
+        pipe = self.pipes[pick % len(self.pipes)]
+        self.notify(pipe, data.draw(FEW))
+        if how == "the server's end":
+            self.server.cut(pipe.buffer)
+        elif how == "the client's end":
+            self.client_leaves(pick, data.draw(FEW))
+        self.notify(pipe, data.draw(FEW))
+        self.something_goes_wrong(fault, pick)
+        self.notify(pipe, data.draw(FEW))
+        self.refusals_are_noticed()
+        if not self.dead:
+            self.client_resumes(pick, data.draw(BACK), data.draw(FEW), data.draw(st.booleans()))
+            self.notify(pipe, data.draw(FEW))
+
+    @precondition(lambda self: self.pipes)
+    @rule(pick=PICK, what=st.sampled_from(["note", "note", "prime", "respond", "respond", "cut"]))
+    def server_acts(self, pick: int, what: str) -> None:
+        """On a stream that is not over; a polling server cuts connections on purpose."""
+        live = [buffer for buffer in self.server.buffers.values() if not buffer.done]
+        if not live:
+            return
+        buffer = live[pick % len(live)]
+        if what == "note":
+            self.server.note(buffer)
+        elif what == "prime" and self.traits.priming:
+            self.server.prime(buffer)
+        elif what == "respond" and buffer.owes:
+            self.server.respond(buffer)
+        elif what == "cut":
+            self.server.cut(buffer)
+
+    def notify(self, pipe: Pipe, count: int) -> None:
+        buffer = self.server.buffers.get(pipe.buffer.key)
+        if buffer is not None and not buffer.done:
+            for _ in range(count):
+                self.server.note(buffer)
+
+    @precondition(lambda self: not self.dead and self.pipes)
+    @rule(pick=PICK, lost=FEW)
+    def client_leaves(self, pick: int, lost: int) -> None:
         """Its connection breaks, and the last blocks are lost on their way."""
         pipe = self.pipes[pick % len(self.pipes)]
-        if pipe.line.state == "open":
-            flow = pipe.line.flow
-            assert flow is not None
-            flow.client_gone()
-            pipe.absorb(0 if clean else lost)
+        if pipe.line.state == "open" and pipe.line.flow is not None:
+            pipe.line.flow.client_gone()
+            pipe.absorb(lost)
 
     @precondition(lambda self: not self.dead and self.pipes)
-    @rule(pick=PICK, back=st.sampled_from([0, 0, 0, 1, 2, 5]), lost=st.sampled_from([0, 0, 1]))
-    def client_resumes(self, pick: int, back: int, lost: int) -> None:
-        """From its last id or from an earlier one, the former connection closed or not."""
+    @rule(pick=PICK, back=BACK, lost=FEW, impatient=st.booleans())
+    def client_resumes(self, pick: int, back: int, lost: int, impatient: bool) -> None:
+        """From its last id or from an earlier one, its former connection closed or not."""
         pipe = self.pipes[pick % len(self.pipes)]
         if pipe.line.state == "waiting":
             return
         pipe.absorb(lost if pipe.line.busy else 0)
         if pipe.cursors and not pipe.complete:
-            self.resume(pipe, min(back, len(pipe.cursors) - 1))
+            self.resume(pipe, back, impatient=impatient)
         elif pipe.line.flow is not None:
             pipe.line.flow.client_gone()
 
-    def resume(self, pipe: Pipe, back: int = 0) -> None:
-        del pipe.cursors[len(pipe.cursors) - back :]
-        cursor, count = pipe.cursors[-1]
-        del pipe.received[count:]
+    def resume(self, pipe: Pipe, back: int = 0, *, impatient: bool = False) -> None:
+        cursor = pipe.go_back(back)
         former = pipe.line
         line = pipe.line = Line(on_refusal=lambda reason: self.check_refusal(pipe, reason))
         pipe.must_pass = self.has_proof(pipe, cursor)
@@ -222,48 +207,9 @@ class Machine(RuleBasedStateMachine):
         self.proxy.resume(self.id, cursor, line)
         if former.flow is not None:
             former.flow.client_gone()
+        if impatient and line.flow is not None:
+            line.flow.open_head()  # R10: nothing came in time
         self.look_at(pipe)
-
-    def has_proof(self, pipe: Pipe, cursor: bytes) -> bool:
-        """Whether a healthy session can prove this resume."""
-        if self.faulty or not self.roomy:
-            return False
-        accept = self.policy.accept
-        by_epoch = Proof.EPOCH in accept and self.traits.epochs != "none" and self.session.token == str(self.execution)
-        events = pipe.buffer.events
-        at = next(n for n, event in enumerate(events) if event.name.encode() == cursor)
-        messages = [n for n in range(at + 1) if self.server.said(events[n])]
-        repeatable = bool(messages) and messages[-1] > 0
-        return by_epoch or (Proof.OVERLAP in accept and repeatable and not self.had_outage)
-
-    def check_refusal(self, pipe: Pipe, reason: str) -> None:
-        if pipe.must_pass and not self.faulty:
-            assert reason == Reason.NO_EVENT, f"a healthy resume with an accepted proof was refused: {reason}"
-
-    def look_at(self, pipe: Pipe) -> None:
-        """What the client makes of the state of its line."""
-        line = pipe.line
-        if not line.busy:
-            pipe.absorb()
-        assert set(pipe.failed) <= set(pipe.buffer.owes), "calls that the stream does not owe were told"
-        assert len(set(pipe.failed)) == len(pipe.failed), "a call was told twice (F4, F5)"
-        if line.state == "told":
-            assert pipe.failed, "nothing was told"
-            assert self.policy.pending_calls is not PendingCalls.LEAVE
-        if line.state in ("404", "told") or (line.state == "aborted" and line.reason):
-            self.after_refusal(line.reason)
-        elif line.state == "passed":
-            assert self.faulty, "a healthy resume found no stream"
-
-    def after_refusal(self, reason: str) -> None:
-        """F2: from now on nothing of this session reaches the upstream."""
-        self.dead = True
-        asked = self.server.requests
-        for ask in (self.proxy.listen, lambda session, line: self.proxy.post(session, b"{}", line)):
-            line = Line()
-            ask(self.id, line)
-            assert line.state == "404", f"a session that was refused ({reason}) is still served (F2)"
-        assert self.server.requests == asked, "a request of a fenced session reached the upstream (F2)"
 
     @precondition(lambda self: self.dead and self.pipes)
     @rule(pick=PICK)
@@ -277,113 +223,93 @@ class Machine(RuleBasedStateMachine):
             assert pipe.line.state in ("404", "told"), "a fenced session was resumed (R2)"
             self.look_at(pipe)
 
-    @precondition(lambda self: self.dead)
-    @rule()
-    def client_starts_over(self) -> None:
-        """L1: under a new id or under the same one."""
-        self.open_session()
-        line = Line()
-        self.proxy.post(self.id, b"{}", line)
-        assert line.state == "passed", "a new session was refused (L1)"
-
-    @precondition(lambda self: not self.dead and self.session.delivered)
-    @rule()
-    def stranger_asks(self) -> None:
-        """F3: a bad cursor from somebody else fences nothing."""
-        fence = self.session.fence
-        self.proxy.resume(self.id, b"no such event", Line(credentials=STRANGER))
-        assert self.session.fence == fence, "a stranger fenced the session (F3)"
-
-    # -- the server
-
-    def buffer_of(self, pick: int) -> Buffer | None:
-        live = [buffer for buffer in self.server.buffers.values() if not buffer.done]
-        return live[pick % len(live)] if live else None
-
-    @rule(pick=PICK, count=st.integers(1, 3))
-    def server_notifies(self, pick: int, count: int) -> None:
-        buffer = self.buffer_of(pick)
-        for _ in range(count if buffer is not None else 0):
-            self.server.note(buffer)  # type: ignore[arg-type]
-
-    @rule(pick=PICK)
-    def server_primes(self, pick: int) -> None:
-        buffer = self.buffer_of(pick)
-        if buffer is not None and self.traits.priming:
-            self.server.prime(buffer)
-
-    @rule(pick=PICK)
-    def server_responds(self, pick: int) -> None:
-        buffer = self.buffer_of(pick)
-        if buffer is not None and buffer.owes:
-            self.server.respond(buffer)
-
-    @rule(pick=PICK)
-    def connection_breaks(self, pick: int) -> None:
-        """Also what a polling server does on purpose."""
-        buffer = self.buffer_of(pick)
-        if buffer is not None:
-            self.server.cut(buffer)
-
-    @precondition(lambda self: not self.dead and self.pipes)
-    @rule(fault=st.sampled_from(FAULTS), pick=PICK)
     def something_goes_wrong(self, fault: str, pick: int) -> None:
-        """Half of the time nothing does: what is healthy has to be seen for long."""
-        if fault == "outage":  # a boundary signal (section 2)
+        """What is no fault of the upstream must not be held against it."""
+        if fault == OUTAGE:  # a boundary signal (section 2)
             self.had_outage = True
             self.proxy.outage_at = self.proxy.tick()
-        elif fault == "lost":
+        elif fault == STRANGERS and self.session.delivered:
+            fence = self.session.fence
+            self.proxy.resume(self.id, b"no such event", Line(credentials=STRANGER))
+            assert self.session.fence == fence, "a stranger fenced the session (F3)"
+        elif fault == LOSS:
             self.faulty = True
             self.server.lost_as = SESSION_LOST[pick % len(SESSION_LOST)]
             self.server.evict()
-        elif fault.startswith("anew") and not self.lenient:  # the incident of section 1
+        elif fault in (ANEW, FROM_1, BUFFERS_LOST):  # the incident of section 1
             self.faulty = True
-            self.buffers_lost = self.buffers_lost or "buffers lost" in fault
-            self.counted_anew = self.counted_anew or "from 1" in fault
-            self.server.recreate(keep_buffers="buffers lost" not in fault, keep_count="from 1" not in fault)
-        elif fault in ("lose", "swap", "alter", "foreign") and self.roomy:
-            if fault == "foreign" and self.traits.alike:
-                return  # what is the same everywhere is nobody's own
+            self.buffers_lost = self.buffers_lost or fault == BUFFERS_LOST
+            self.counted_anew = self.counted_anew or fault == FROM_1
+            self.server.recreate(keep_buffers=fault != BUFFERS_LOST, keep_count=fault != FROM_1)
+        elif fault in SPOILT and self.roomy and not (fault == "foreign" and self.traits.alike):
             self.faulty = True
             self.server.spoil = lambda events: self.spoil(fault, pick, events)
 
     def spoil(self, how: str, pick: int, events: list[Emitted]) -> list[Emitted]:
         """The next replay loses, shuffles or alters an event that was read, or brings one of another stream."""
         events = list(events)
-        read = [
-            n for n, event in enumerate(events) if self.server.said(event) and self.session.knows(event.name.encode())
-        ]
-        if how == "foreign":
-            own = self.server.names.get(events[0].name) if events else None
-            others = [
-                event
-                for buffer in self.server.buffers.values()
-                if buffer is not own
-                for event in buffer.events
-                if self.server.said(event) and event.name.encode() in self.session.index
-            ]
-            if own is not None and others:
+        read = [n for n, event in enumerate(events) if self.was_read(event)]
+        if how == "foreign" and events:
+            own = self.server.names[events[0].name]
+            others = [event for buffer in self.server.buffers.values() if buffer is not own for event in buffer.events]
+            others = [event for event in others if self.was_read(event)]
+            if others:
                 events.insert(0, others[pick % len(others)])
         elif read:
-            at = read[pick % len(read)]
+            at, other = read[pick % len(read)], read[(pick + 1) % len(read)]
             if how == "lose":
                 del events[at]
             elif how == "alter":
-                events[at] = replace(events[at], execution=0, text="altered")
-            else:
-                other = read[(pick + 1) % len(read)]
+                events[at] = replace(events[at], text="altered", answers=())
+            elif how == "swap":
                 events[at], events[other] = events[other], events[at]
         return events
 
-    @precondition(lambda self: self.pipes)
-    @rule(pick=PICK)
-    def nothing_comes(self, pick: int) -> None:
-        """R10: the head is released without a verdict."""
-        flow = self.pipes[pick % len(self.pipes)].line.flow
-        if flow is not None:
-            flow.open_head()
+    def was_read(self, event: Emitted) -> bool:
+        return bool(self.server.said(event)) and self.session.knows(event.name.encode())
 
     # -- what must hold
+
+    def has_proof(self, pipe: Pipe, cursor: bytes) -> bool:
+        """Whether a healthy session can prove this resume."""
+        if self.faulty or not self.roomy:
+            return False
+        accept = self.policy.accept
+        if Proof.EPOCH in accept and self.traits.epochs != "none" and self.session.token == str(self.execution):
+            return True
+        events = pipe.buffer.events
+        at = next(n for n, event in enumerate(events) if event.name.encode() == cursor)
+        last = max((n for n in range(at + 1) if self.server.said(events[n])), default=0)
+        return Proof.OVERLAP in accept and last > 0 and not self.had_outage
+
+    def check_refusal(self, pipe: Pipe, reason: str) -> None:
+        if pipe.must_pass and not self.faulty:
+            assert reason == Reason.NO_EVENT, f"a healthy resume with an accepted proof was refused: {reason}"
+
+    def look_at(self, pipe: Pipe) -> None:
+        """What the client makes of the state of its line."""
+        line = pipe.line
+        if not line.busy:
+            pipe.absorb()
+        assert set(pipe.failed) <= set(pipe.buffer.owes), "calls that the stream does not owe were told (F4)"
+        assert len(set(pipe.failed)) == len(pipe.failed), "a call was told twice (F4, F5)"
+        if line.state == "told":
+            assert pipe.failed, "nothing was told"
+            assert self.policy.pending_calls is not PendingCalls.LEAVE, "told all the same (F4)"
+        if line.state in ("404", "told") or (line.state == "aborted" and line.reason):
+            self.check_fence(line.reason)
+        elif line.state == "passed":
+            assert self.faulty, "a healthy resume found no stream"
+
+    def check_fence(self, reason: str) -> None:
+        """F2: from now on nothing of this session reaches the upstream."""
+        self.dead = True
+        asked = self.server.requests
+        for ask in (self.proxy.listen, lambda session, line: self.proxy.post(session, b"{}", line)):
+            line = Line()
+            ask(self.id, line)
+            assert line.state == "404", f"a session that was refused ({reason}) is still served (F2)"
+        assert self.server.requests == asked, "a request of a fenced session reached the upstream (F2)"
 
     @invariant()
     def refusals_are_noticed(self) -> None:
@@ -396,55 +322,56 @@ class Machine(RuleBasedStateMachine):
     def what_was_released_is_the_stream(self) -> None:
         """Each event exactly once, in order, as it was sent; and none of another execution after a resume."""
         for pipe in getattr(self, "pipes", []):
-            fresh = [
-                text for raw in pipe.line.blocks for block in Framer().feed(raw) for text in said(block.data or b"")
-            ]
-            if pipe.unanchored or (self.counted_anew and not self.tells(pipe)):
-                continue  # an id of two streams names the last of them (R3), and nothing else tells
-            if self.traits.alike and self.buffers_lost and not self.strict and not self.tells(pipe):
-                continue  # another execution says the very same
-            emitted = [text for event in pipe.buffer.events for text in self.server.said(event)]
-            released = pipe.received + fresh
-            assert released == emitted[: len(released)], f"released {released}, emitted {emitted}"
-            own = self.own_execution(pipe)
-            if pipe.line.resumed and not self.traits.alike and own is not None:
+            fresh = pipe.fresh
+            allowed = self.allowed_executions(pipe)
+            if pipe.line.resumed and not self.traits.alike and allowed is not None:
                 executions = {text.split(" of ")[1] for text in fresh}
-                assert executions <= {own}, "an event of another execution was released"
+                assert executions <= allowed, f"released events of {executions}, where {allowed} may come"
+            if self.is_known_whole(pipe):
+                emitted = self.emitted(pipe.buffer)
+                released = pipe.received + fresh
+                assert released == emitted[: len(released)], f"released {released}, emitted {emitted}"
 
-    def own_execution(self, pipe: Pipe) -> str | None:
-        """The only execution whose events may come after a resume; None where the rules allow another to slip in."""
-        if self.traits.epochs != "none" and pipe.session.token is not None:
-            return pipe.session.token
-        return str(pipe.execution) if self.strict and self.traits.epochs == "none" else None
+    def allowed_executions(self, pipe: Pipe) -> set[str] | None:
+        """The executions whose events may come after a resume; None where the rules let another slip in."""
+        if pipe.line.from_buffer and self.policy.live_change is LiveChange.IGNORE:
+            return None  # R12 is switched off
+        if self.traits.epochs != "none":
+            return None if pipe.session.token is None else {pipe.session.token}
+        if self.strict:  # no epoch, no resume beyond one upstream connection's lifetime
+            return {str(pipe.execution)} if pipe.line.from_buffer else set()
+        return None
 
-    def tells(self, pipe: Pipe) -> bool:
-        """Whether the epoch can tell the executions apart."""
-        return self.traits.epochs != "none" and pipe.session.token == str(pipe.execution)
+    def is_known_whole(self, pipe: Pipe) -> bool:
+        """Whether the client must have a beginning of this very stream, and nothing else."""
+        told_apart = self.traits.epochs != "none" and pipe.session.token == str(pipe.execution)
+        if self.counted_anew and (not told_apart or self.policy.live_change is LiveChange.IGNORE):
+            return False  # an id of two events names the last of them (R3)
+        if self.buffers_lost and not told_apart and (self.lenient or (self.traits.alike and not self.strict)):
+            return False  # another execution passes as unproven, or says the very same
+        return not pipe.unanchored
+
+    def emitted(self, buffer: Buffer) -> list[str]:
+        return [text for event in buffer.events for text in self.server.said(event)]
 
     def teardown(self) -> None:
         """A healthy session that can prove its resumes brings everything in the end."""
-        if not hasattr(self, "pipes") or self.faulty or self.dead:
-            return
-        for pipe in self.pipes:
-            self.finish(pipe)
+        for pipe in getattr(self, "pipes", []):
+            if not self.faulty and not self.dead:
+                self.finish(pipe)
 
     def finish(self, pipe: Pipe) -> None:
         buffer = pipe.buffer
-        self.refusals_are_noticed()
         if pipe.line.state == "waiting" and pipe.line.flow is not None:
             pipe.line.flow.open_head()
-        if not buffer.done:
-            self.server.note(buffer)
-            if buffer.owes:
-                self.server.respond(buffer)
-        while not pipe.line.busy:  # a held stream that has ended brings what it has, and the upstream the rest
+        self.notify(pipe, 1)
+        if buffer.owes and not buffer.done:
+            self.server.respond(buffer)
+        self.refusals_are_noticed()
+        while not self.dead and not pipe.line.busy:  # what is held first, and then the upstream's
             pipe.absorb()
-            proven = bool(pipe.cursors) and not pipe.complete and self.has_proof(pipe, pipe.cursors[-1][0])
-            if self.dead or pipe.unanchored or not proven:
-                break
+            if pipe.unanchored or pipe.complete or not pipe.cursors or not self.has_proof(pipe, pipe.cursors[-1][0]):
+                return
             self.resume(pipe)
-        else:
-            pipe.absorb()
-            self.refusals_are_noticed()
-            emitted = [text for event in buffer.events for text in self.server.said(event)]
-            assert self.dead or pipe.received == emitted, "some of the stream never came"
+        pipe.absorb()
+        assert self.dead or pipe.unanchored or pipe.received == self.emitted(buffer), "some of it never came"

@@ -35,6 +35,7 @@ class Line:
     state: str = "waiting"  # waiting | open | ended | aborted | 404 | told | passed
     reason: str = ""
     resumed: bool = False  # what comes was checked before it was released
+    from_buffer: bool = False  # it began with what was held
     blocks: list[bytes] = field(default_factory=list)
     flow: "Flow | None" = None
     on_refusal: Callable[[str], None] = lambda reason: None
@@ -328,7 +329,7 @@ class Flow:
             cursor, verdict = Cursor(self.stream, position), proven(Proof.CONNECTION)
             self.judge = Judge(self.proxy.policy, self.session, cursor, verdict=verdict, connected=True)
             self.judge.tokens = self.watch.tokens
-        line.flow, line.resumed, line.state = self, True, "open"
+        line.flow, line.resumed, line.from_buffer, line.state = self, True, True, "open"
         line.blocks += self.tail.after(position) or []
         self.tail.deliver()
         if self.ended:

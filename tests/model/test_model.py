@@ -9,7 +9,7 @@ from model.machine import Machine
 
 PROFILE = settings(
     max_examples=2000 if os.environ.get("HYPOTHESIS_PROFILE") == "ci" else 200,
-    stateful_step_count=30,
+    stateful_step_count=12,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -215,7 +215,7 @@ async def test_t7_statuses_of_the_upstream_pass(relay, known):
 
 
 @pytest.mark.parametrize(
-    "place", ["exchange.Exchange._work", "exchange.Opening.received_head", "passage.Passage.received_data"]
+    "place", ["exchange.Exchange._work", "forward.Opening.received_head", "passage.Passage.received_data"]
 )
 async def test_t7_a_fault_of_ours_is_no_500(relay, monkeypatch, place):
     """The answer breaks off or is a 502, the event loop is told of the fault, and nobody else notices."""

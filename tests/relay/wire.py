@@ -277,11 +277,17 @@ async def _end(relay: Relay) -> None:
     """All clients and the upstream have gone: what is left over then was forgotten."""
     upstream = relay.context.upstream
     relay.context.holds.close_all()
-    async with asyncio.timeout(PATIENCE):
-        while relay.connections or upstream.connections or len(asyncio.all_tasks()) > 1:
-            await asyncio.sleep(0.01)
-    gc.collect()  # a fault that nobody looked at is told when its task or future is collected
-    gc.unfreeze()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while relay.connections or upstream.connections or len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0.002)
+    finally:
+        for connection in list(relay.connections):
+            connection.abort()  # a test that fails here must not leave its event loop with open connections
+        upstream.close()
+        await settle()
+        gc.collect()  # a fault that nobody looked at is told when its task or future is collected
+        gc.unfreeze()
 
 
 def get(target: bytes = b"/mcp", *fields: bytes, method: bytes = b"GET") -> bytes:

@@ -24,6 +24,7 @@ OPEN_WITHIN = 5.0  # s that the start waits for the store, too
 WRITE_WITHIN = 10.0  # s
 FLUSH_WITHIN = 5.0  # s that the end waits for the store
 RETRY_AFTER = (0.1, 0.25, 0.5, 1.0, 2.0)  # s, the last one again and again
+END_WITHIN = 1.0  # s that the end waits for work on the store that was called off
 TIDY_EVERY = 60.0  # s
 
 NOTHING: Known = (0, {})
@@ -119,7 +120,7 @@ class KeptLedger:
             log.error("store.lost", sessions=left, message=self.problem)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.wait(self._tasks, timeout=END_WITHIN)
         with contextlib.suppress(StoreError):
             await self._store.close(complete=not left)
 
@@ -170,7 +171,7 @@ class KeptLedger:
                     await self._open()
                 if self._queue or self._removed:
                     await self._write()
-            except Trouble as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, records are to be kept again afterwards
                 self._failed(error)
                 await asyncio.sleep(RETRY_AFTER[min(failed, len(RETRY_AFTER) - 1)])
                 failed += 1
@@ -202,7 +203,7 @@ class KeptLedger:
         try:
             async with asyncio.timeout(WRITE_WITHIN):
                 outcomes = await self._store.write(changes, removed)
-        except Trouble:
+        except Exception:
             for mirror, change in zip(mirrors, changes, strict=True):
                 mirror.give_back(change)
                 if mirror.session.watcher is mirror:
@@ -314,11 +315,11 @@ class KeptLedger:
             if self.on_key is not None:
                 self.on_key(key)
 
-    def _failed(self, error: StoreError | ConfigurationError | TimeoutError) -> None:
+    def _failed(self, error: Exception) -> None:
         """Until it was opened anew the store is not asked for anything, so that nobody waits for it."""
         self._opened = False
         self.failures += 1
-        message = str(error) or "no answer in time"
+        message = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         if self.problem is None:
             log.error("store.failed", message=message, remedy="traffic goes on; what is recorded now waits in memory")
         self.problem = f"store: {message}"

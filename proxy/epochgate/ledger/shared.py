@@ -109,7 +109,7 @@ class SharedLedger(KeptLedger):
             if self.works:
                 try:
                     await self._shared.listen(self._begin_hearing, self._changed, self._told)
-                except StoreError as error:
+                except Exception as error:  # noqa: BLE001  # whatever it is, others are to be heard again afterwards
                     self._hearing_since = float("inf")
                     self._failed(error)
                     failed += 1

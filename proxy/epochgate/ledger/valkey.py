@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import resources
 from typing import Any
 
-import msgspec
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
@@ -172,31 +171,27 @@ class ValkeyStore:
         return f"{self._prefix}:session:{{{self.tag(session_id)}}}"
 
     def _command(self, change: Change) -> Command:
-        packed = _pack(
-            (
-                change.life,
-                self.who,
-                change.whole,
-                change.fenced,
-                max(int(change.expires_in * 1000), 1),
-                change.active_at,
-                self.tag(change.session_id),
-                change.head_base,
-                change.head or b"",
-                list(change.left),
-                [str(key) for key in change.gone],
-                [
-                    (
-                        str(key),
-                        stream.base,
-                        stream.state,
-                        stream.oldest,
-                        [x for pair in stream.blocks.items() for x in pair],
-                    )
-                    for key, stream in change.streams.items()
-                ],
-            )
-        )
+        texts: list[bytes | str | int | float] = [
+            change.life,
+            self.who,
+            int(change.whole),
+            int(change.fenced),
+            max(int(change.expires_in * 1000), 1),
+            change.active_at,
+            self.tag(change.session_id),
+            change.head_base,
+            change.head or b"",
+            len(change.left),
+            *change.left,
+            len(change.gone),
+            *change.gone,
+            len(change.streams),
+        ]
+        for key, stream in change.streams.items():
+            texts += (key, stream.base, stream.state, stream.oldest, len(stream.blocks))
+            for block in stream.blocks.items():
+                texts += block
+        packed = _pack(texts)
         return ("EVALSHA", self._shas["write"], 1, self._name(change.session_id), f"{self._prefix}:changed", packed)
 
     async def _execute(self, commands: Sequence[Command]) -> list[Any]:
@@ -242,7 +237,13 @@ class ValkeyStore:
                 await client.aclose()
 
 
-_pack = msgspec.msgpack.Encoder().encode
+def _pack(texts: Sequence[bytes | str | int | float]) -> bytes:
+    """Texts in one, each after its length in four bytes."""
+    parts: list[bytes] = []
+    for text in texts:
+        part = text if isinstance(text, bytes) else str(text).encode()
+        parts += (len(part).to_bytes(4, "big"), part)
+    return b"".join(parts)
 
 
 async def _execute_together(client: Redis, commands: Sequence[Command]) -> list[Any]:

@@ -18,7 +18,9 @@ from typing import Protocol, cast
 import httptools
 
 from epochgate.errors import BadRequestError
-from epochgate.relay.headers import LAST_CHUNK, MAX_HEAD, Field, Framing, chunk
+from epochgate.relay.headers import MAX_HEAD, Framing
+from epochgate.relay.reply import Reply, error_reply
+from epochgate.relay.request import Body, Request
 
 QUEUED_REQUESTS = 8  # sent ahead; more wait in the kernel
 KEEP_ALIVE = 75.0  # s that an idle connection may stay
@@ -42,94 +44,6 @@ class Watcher(Protocol):
 
     def client_resumed(self) -> None:
         """It does again."""
-
-
-class Body:
-    """The body of a request as it comes: taken as a whole where it is there, else piece by piece."""
-
-    __slots__ = ("_connection", "_error", "_pieces", "_waiter", "complete", "framing", "length", "size")
-
-    def __init__(self, connection: ClientConnection, framing: Framing, length: int) -> None:
-        self._connection = connection
-        self._pieces: list[bytes] = []
-        self._error: Exception | None = None  # the rest will never come
-        self._waiter: asyncio.Future[None] | None = None
-        self.framing = framing
-        self.length = length  # as announced, where it is sized
-        self.size = 0  # bytes waiting to be taken
-        self.complete = framing is Framing.NONE
-
-    def take(self) -> bytes:
-        """What has come since the last time."""
-        if not self._pieces:
-            return b""
-        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        self.size = 0
-        self._connection.body_taken()
-        return data
-
-    def feed(self, data: bytes) -> None:
-        """More of it has come."""
-        self._pieces.append(data)
-        self.size += len(data)
-        self._wake()
-
-    def finish(self) -> None:
-        """All of it has come."""
-        self.complete = True
-        self._wake()
-
-    async def wait(self) -> None:
-        """Wait until there is more to take, or it is complete.
-
-        Raises ConnectionError if the client has gone, BadRequestError if what it sent cannot be understood.
-        """
-        if self.complete or self.size:
-            return
-        if self._error is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        if self._error is not None:
-            raise self._error
-
-    def break_off(self, error: Exception) -> None:
-        """The rest of it will never come, and what is here is of no use."""
-        self._error = error
-        self._pieces.clear()
-        self.size = 0
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-            self._waiter = None
-
-
-class Request:
-    """A request as it came."""
-
-    __slots__ = ("body", "connection", "fields", "first", "http11", "keep_alive", "method", "names", "target")
-
-    def __init__(self, connection: ClientConnection) -> None:
-        self.connection = connection
-        self.method = b""
-        self.target = b""
-        self.fields: list[Field] = []
-        self.first: dict[bytes, bytes] = {}  # lower-case name -> first value
-        self.names: list[bytes] = []  # lower-case names, repetitions included
-        self.http11 = True
-        self.keep_alive = True
-        self.body: Body
-
-    def get(self, name: bytes) -> bytes | None:
-        """The first value of the field with this lower-case name, without the spaces around it."""
-        value = self.first.get(name)
-        return None if value is None else value.strip(b" \t")
-
-    def is_repeated(self, name: bytes) -> bool:
-        """Whether the field with this lower-case name came more than once."""
-        return name in self.first and self.names.count(name) > 1
 
 
 Handler = Callable[[Request], Coroutine[None, None, None]]
@@ -509,118 +423,6 @@ class ClientConnection(asyncio.Protocol):
             if self.half_closed and self._peer_checks in PROBE_AT and self.reply is not None and not self.paused:
                 self.reply.probe()
             self._peer_check = self._loop.call_later(PEER_CHECK, self._check_peer)
-
-
-class Reply:
-    """The answer to one request: a head, a body in one framing, and an end that is clean or not."""
-
-    __slots__ = (
-        "_connection",
-        "_framing",
-        "_http11",
-        "_pending",
-        "closed",
-        "finished",
-        "keep_alive",
-        "started",
-        "status",
-    )
-
-    def __init__(self, connection: ClientConnection, request: Request) -> None:
-        self._connection = connection
-        self._framing = Framing.NONE
-        self._http11 = request.http11
-        self._pending: list[bytes] = []  # written together by `flush`
-        self.keep_alive = request.keep_alive
-        self.status = 0
-        self.started = False
-        self.finished = False
-        self.closed = False  # the client has gone
-
-    def interim(self, head: bytes) -> None:
-        """Pass on a 1xx answer; an HTTP/1.0 client knows none."""
-        if self._http11:
-            self._connection.write(head)
-
-    def start(self, status: int, reason: bytes, fields: list[Field], framing: Framing) -> None:
-        """The head. `fields` are end-to-end, `framing` is how the body comes; it may have to change for the client."""
-        self.status = status
-        self.started = True
-        if framing is Framing.CLOSE and self._http11:
-            framing = Framing.CHUNKED
-        elif framing is Framing.CHUNKED and not self._http11:
-            framing = Framing.CLOSE
-        if framing is Framing.CLOSE:
-            self.keep_alive = False
-        self._framing = framing
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
-        lines.extend(b"%b: %b\r\n" % field for field in fields)
-        if framing is Framing.CHUNKED:
-            lines.append(b"Transfer-Encoding: chunked\r\n")
-        if not self.keep_alive:
-            lines.append(b"Connection: close\r\n")
-        elif not self._http11:
-            lines.append(b"Connection: keep-alive\r\n")
-        lines.append(b"\r\n")
-        self._pending = lines
-
-    def write(self, data: bytes) -> None:
-        """A piece of the body; sent by `flush`."""
-        if self._framing is Framing.CHUNKED:
-            if data:
-                self._pending.append(chunk(data))
-        elif self._framing is not Framing.NONE:
-            self._pending.append(data)
-
-    def probe(self) -> None:
-        """Send what changes nothing, a leading zero of the next chunk's size: a peer that is gone answers by a RST."""
-        if self._framing is Framing.CHUNKED and self.started and not self.finished and not self._pending:
-            self._connection.write(b"0")
-
-    def flush(self) -> None:
-        """Send what was written, in one go."""
-        if self._pending:
-            data = b"".join(self._pending)
-            self._pending.clear()
-            self._connection.write(data)
-
-    def end(self) -> None:
-        """A clean end."""
-        if self._framing is Framing.CHUNKED:
-            self._pending.append(LAST_CHUNK)
-        self.finished = True
-        self.flush()
-
-    def break_off(self) -> None:
-        """An end that does not look complete (T4)."""
-        self.flush()
-        self.finished = True
-        self.keep_alive = False
-        self._connection.break_off(reset=self._framing is Framing.CLOSE)
-
-
-def error_reply(status: int, message: str) -> bytes:
-    """A whole answer of the proxy that ends the connection: a JSON-RPC error without an id."""
-    body = error_body(message)
-    fields: list[Field] = [
-        (b"Content-Type", b"application/json"),
-        (b"Content-Length", b"%d" % len(body)),
-        (b"Connection", b"close"),
-    ]
-    start = b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b"Error"))
-    return start + b"".join(b"%b: %b\r\n" % field for field in fields) + b"\r\n" + body
-
-
-def error_body(message: str) -> bytes:
-    """A JSON-RPC error without an id (T7)."""
-    text = message.replace("\\", "\\\\").replace('"', '\\"')
-    return b'{"jsonrpc":"2.0","error":{"code":-32000,"message":"%b"}}' % text.encode()
-
-
-REASONS = {
-    400: b"Bad Request", 404: b"Not Found", 431: b"Request Header Fields Too Large", 501: b"Not Implemented",
-    502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
-}  # fmt: skip
 
 
 def _as_bad_request(error: httptools.HttpParserError) -> BadRequestError:

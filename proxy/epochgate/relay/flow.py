@@ -21,11 +21,12 @@ from epochgate.guard.refusal import may_tell_in_band, told_events
 from epochgate.guard.sse import Block, Framer, Kind
 from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
-from epochgate.relay.client import ClientConnection, Reply
+from epochgate.relay.client import ClientConnection
 from epochgate.relay.coding import Decoder, decoder_of
 from epochgate.relay.headers import Framing, values_of, without
 from epochgate.relay.heartbeat import COMMENT, Heartbeat
 from epochgate.relay.hold import Tail
+from epochgate.relay.reply import Reply
 from epochgate.relay.upstream import Head, UpstreamConnection
 
 if TYPE_CHECKING:

@@ -23,13 +23,14 @@ from epochgate.ledger.base import Ledger, Resume
 from epochgate.ledger.kept import KeptLedger
 from epochgate.ledger.memory import MemoryLedger, Records
 from epochgate.ledger.sqlite import SqliteStore
-from epochgate.relay.client import ClientConnection, Request
+from epochgate.relay.client import ClientConnection
 from epochgate.relay.context import Context, Policies
 from epochgate.relay.drain import drain
 from epochgate.relay.exchange import Exchange
 from epochgate.relay.hold import Holds
 from epochgate.relay.logs import set_up_logs
 from epochgate.relay.reload import Reload
+from epochgate.relay.request import Request
 from epochgate.relay.telemetry import Telemetry, log
 from epochgate.relay.tls import client_context, server_context
 from epochgate.relay.upstream import Upstream

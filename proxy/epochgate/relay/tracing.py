@@ -19,8 +19,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from epochgate import __version__
 from epochgate.guard.mcp import LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID
 from epochgate.guard.policy import Policy
-from epochgate.relay.client import Request
 from epochgate.relay.headers import Field, without
+from epochgate.relay.request import Request
 from epochgate.relay.telemetry import METHODS, Decided
 
 CLOSE_SECONDS = 3.0  # for the last spans to be sent

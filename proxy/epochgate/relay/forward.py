@@ -1,0 +1,211 @@
+"""One request on its way to the upstream: connection, head, body as it comes, and who hears the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from epochgate.errors import UpstreamError
+from epochgate.guard.mcp import Call, read_call
+from epochgate.relay.context import Context
+from epochgate.relay.flow import LIVE_DATA, Downstream, Outcome
+from epochgate.relay.headers import LAST_CHUNK, VIA, Field, Framing, chunk, head, prefixed
+from epochgate.relay.reply import Reply
+from epochgate.relay.request import Request
+from epochgate.relay.upstream import Head, Receiver, UpstreamConnection
+
+HANDSHAKE_BODY = 1024 * 1024  # bytes of a POST that may be an `initialize` with a stale session id (L2)
+
+if TYPE_CHECKING:
+    from epochgate.relay.tracing import RequestSpan  # an extra
+
+Choose = Callable[[UpstreamConnection, Head], "Receiver | None"]
+
+
+class Opening:
+    """Waits for the head of the answer, and lets `choose` say who hears the rest."""
+
+    def __init__(self, connection: UpstreamConnection, forwarder: Forwarder, choose: Choose) -> None:
+        self._connection = connection
+        self._forwarder = forwarder
+        self._choose = choose
+
+    def received_interim(self, head: bytes) -> None:
+        """A 1xx answer is passed on."""
+        self._forwarder.reply.interim(head)
+
+    def received_head(self, head: Head) -> None:
+        """The head of the answer."""
+        receiver = self._choose(self._connection, head)
+        if receiver is None:
+            self._connection.abort()
+        else:
+            self._connection.hand_over(receiver)
+
+    def received_data(self, data: bytes) -> None:
+        """Comes after the head only."""
+
+    def received_end(self) -> None:
+        """Comes after the head only."""
+
+    def received_all(self) -> None:
+        """Nothing to write yet."""
+
+    def received_error(self, error: UpstreamError) -> None:
+        """No head will come."""
+        self._forwarder.fail(error)
+
+    def client_gone(self) -> None:
+        """A request that has no answer yet cannot be resumed (H1)."""
+        self._connection.abort()
+        self._forwarder.finish(Outcome.DONE)
+
+    def client_paused(self) -> None:
+        """The client does not keep up with 1xx answers."""
+        self._connection.pause()
+
+    def client_resumed(self) -> None:
+        """It does again."""
+        self._connection.resume()
+
+
+class Forwarder:
+    """Sends one request, more than once only where it has no body that could be sent twice (R5, R9)."""
+
+    def __init__(self, context: Context, request: Request, reply: Reply, span: RequestSpan | None) -> None:
+        self.reply = reply
+        self.outcome: asyncio.Future[Outcome]
+        self.copying = False  # whether what the body says matters
+        self._context = context
+        self._request = request
+        self._client = request.connection
+        self._span = span
+        self._sent: list[bytes] = []  # a copy of the request body, as far as it is needed
+        self._sent_size = 0
+
+    @property
+    def downstream(self) -> Downstream:
+        """The client, for whoever hears the answer."""
+        return Downstream(self._client, self.reply, self.outcome)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all of the body could be copied."""
+        return self._sent_size <= LIVE_DATA
+
+    def mentions(self, word: bytes) -> bool:
+        """Whether the body may have this word: a quick look."""
+        return any(word in piece for piece in self._sent)
+
+    def call(self) -> Call | None:
+        """What the POST asks for, None where its body was too large to be read."""
+        return read_call(b"".join(self._sent)) if self._sent_size <= LIVE_DATA else None
+
+    async def send(self, fields: list[Field], choose: Choose) -> Outcome:
+        """Send the request, and wait until its answer is dealt with. Raises UpstreamError where there is none."""
+        context, request = self._context, self._request
+        connection = context.upstream.idle() or await context.upstream.connect()
+        if self._client.lost:  # it would not be told
+            connection.abort()
+            return Outcome.DONE
+        self.outcome = context.loop.create_future()
+        opening = Opening(connection, self, choose)
+        self._client.watcher = opening
+        connection.begin(opening, request.method)
+        fields = self._addressed(fields)
+        body = request.body
+        if body.framing is Framing.CHUNKED:
+            fields.append((b"Transfer-Encoding", b"chunked"))
+        start = b"%b %b HTTP/1.1" % (request.method, prefixed(request.target, context.prefix))
+        ahead = b"".join(self._sent)
+        data = head(start, fields) + (self._framed(ahead) if ahead else b"")
+        if not body.complete or body.size:
+            data += self._framed(self._take())
+        if body.complete:
+            connection.write(data + (LAST_CHUNK if body.framing is Framing.CHUNKED else b""))
+            connection.request_sent()
+        else:
+            connection.write(data)
+            await self._send_rest(connection)
+        return await self.outcome
+
+    async def wait_for(self, attach: Callable[[Downstream], None]) -> Outcome:
+        """Let a flow that is there already answer the request."""
+        self.outcome = self._context.loop.create_future()
+        attach(self.downstream)
+        return await self.outcome
+
+    def finish(self, outcome: Outcome) -> None:
+        """The work on the answer is over."""
+        self._client.watcher = None
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+    def fail(self, error: UpstreamError) -> None:
+        """The upstream gives no answer."""
+        self._client.watcher = None
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+    def _addressed(self, fields: list[Field]) -> list[Field]:
+        """With the upstream's authority in `Host`, unless the client's is to be kept, and `Via`."""
+        context = self._context
+        if not context.keep_host:
+            fields = [(name, context.authority) if name.lower() == b"host" else (name, value) for name, value in fields]
+            if b"host" not in self._request.first:
+                fields.insert(0, (b"Host", context.authority))
+        fields.append(VIA)
+        return fields if self._span is None else self._span.pass_on(fields)
+
+    async def _send_rest(self, connection: UpstreamConnection) -> None:
+        """Send what is still to come of the body, as it comes, as long as nobody has answered."""
+        body = self._request.body
+        while not self.outcome.done():
+            waiting = asyncio.ensure_future(body.wait())
+            await asyncio.wait((waiting, self.outcome), return_when=asyncio.FIRST_COMPLETED)
+            if self.outcome.done():
+                if not waiting.cancel():
+                    waiting.exception()  # the client has gone, as everybody knows
+                return
+            await waiting
+            connection.write(self._framed(self._take()))
+            if body.complete:
+                if body.framing is Framing.CHUNKED:
+                    connection.write(LAST_CHUNK)
+                connection.request_sent()
+                return
+            await connection.drained()
+
+    def _take(self) -> bytes:
+        data = self._request.body.take()
+        if self.copying:
+            self._sent_size += len(data)
+            if self._sent_size <= LIVE_DATA:
+                self._sent.append(data)
+            else:
+                self._sent.clear()
+        return data
+
+    def _framed(self, data: bytes) -> bytes:
+        return chunk(data) if data and self._request.body.framing is Framing.CHUNKED else data
+
+    async def read_ahead(self) -> None:
+        """Read the body before anything is forwarded, as far as an `initialize` could be long."""
+        body = self._request.body
+        self._invite_body()
+        pieces = 0
+        while pieces <= HANDSHAKE_BODY:
+            data = body.take()
+            pieces += len(data)
+            self._sent.append(data)
+            if body.complete:
+                break
+            await body.wait()
+        self._sent_size = pieces
+
+    def _invite_body(self) -> None:
+        """A client that waits for a `100 Continue` gets it from the proxy where the proxy reads first."""
+        expects = (self._request.get(b"expect") or b"").lower() == b"100-continue"
+        if expects and not self._request.body.complete and not self._request.body.size:
+            self.reply.interim(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -1,0 +1,210 @@
+"""One resume of a known session (section 6): from a held stream, or from the upstream, until it is decided."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from epochgate.errors import UpstreamError
+from epochgate.guard.judge import Cursor, Ending, Judge, is_refused
+from epochgate.guard.mcp import LAST_EVENT_ID, tokens_of
+from epochgate.guard.policy import Mode, Policy, Proof
+from epochgate.guard.record import Session, Stream
+from epochgate.guard.refusal import may_fence
+from epochgate.guard.verdict import Reason, Verdict, proven, unproven
+from epochgate.relay.flow import Answered, Flow, Outcome
+from epochgate.relay.forward import Choose
+from epochgate.relay.headers import Field, is_event_stream, without
+from epochgate.relay.upstream import Head, Receiver, UpstreamConnection
+
+if TYPE_CHECKING:
+    from epochgate.relay.exchange import Exchange
+
+ASK_AGAIN_AFTER = (0.1, 0.3, 0.5)  # s (R9)
+
+
+class Resumption:
+    """Decides what becomes of a GET that names `cursor`."""
+
+    def __init__(self, exchange: Exchange, policy: Policy, session: Session, cursor: bytes) -> None:
+        self._exchange = exchange
+        self._context = exchange.context
+        self._policy = policy
+        self._session = session
+        self._cursor = cursor
+        self._enforced = policy.mode is Mode.ENFORCE
+        self._credentials = exchange.credentials(policy)
+        self._flow: Flow
+
+    async def refuse_fenced(self) -> None:
+        """R2: the upstream is not asked. A stream that still owes responses may be told so (F4)."""
+        found = self._session.locate(self._cursor) if self._cursor else None
+        reason = Reason(self._session.fence or "")
+        if found is None:
+            await self._exchange.answers.not_found(reason)
+        else:
+            await self._refuse(found[0], reason)
+
+    async def run(self, fields: list[Field]) -> None:
+        """Forward, judge and answer; `fields` is what the client sent."""
+        session, exchange = self._session, self._exchange
+        found = session.locate(self._cursor)
+        if found is not None:
+            await self._resume_known(Cursor(*found), fields)
+            return
+        verdict = unproven(Reason.UNKNOWN_CURSOR if session.delivered else Reason.STALE_CURSOR)
+        self._report(verdict)
+        if not session.delivered:
+            if self._enforced:
+                exchange.make_room(self._policy, session)
+                fields = without(fields, LAST_EVENT_ID)
+            if await exchange.forwarder.send(fields, exchange.choose_known) is Outcome.REFUSED:
+                await exchange.tell_loss(self._policy, session)
+        elif self._enforced and is_refused(verdict, self._policy):
+            if may_fence(session, self._credentials, granted=False):
+                self._context.fence(self._policy, session, verdict.reason)
+            await exchange.answers.not_found(verdict.reason)
+        else:
+            outage_at = self._context.upstream.outage_at
+            await self._ask(Judge(self._policy, session, None, outage_at=outage_at, verdict=verdict), fields)
+
+    async def _resume_known(self, cursor: Cursor, fields: list[Field]) -> None:
+        stream, forwarder = cursor.stream, self._exchange.forwarder
+        verdict = None
+        if not self._enforced:
+            if self._credentials == stream.credentials:
+                verdict = self._would_be_held(cursor)
+            if verdict is not None:
+                self._report(verdict, len(stream.owes))
+        else:
+            flow = self._context.holds.get(stream)
+            if flow is not None and flow.credentials == self._credentials and not flow.is_contested():
+                if flow.serves(cursor.position):
+                    if flow.decided:
+                        self._report(proven(Proof.CONNECTION), len(stream.owes))
+                    stream.spent = False
+                    await forwarder.wait_for(lambda downstream: flow.attach(downstream, cursor.position, self._cursor))
+                    return
+                flow.close()
+        outage_at = self._context.upstream.outage_at
+        await self._ask(Judge(self._policy, self._session, cursor, outage_at=outage_at, verdict=verdict), fields)
+
+    def _would_be_held(self, cursor: Cursor) -> Verdict | None:
+        """Observe mode: whether the stream would still have been held."""
+        left_at = cursor.stream.left_at
+        if (
+            Proof.CONNECTION not in self._policy.accept
+            or left_at is None
+            or time.time() - left_at > self._policy.hold_time
+        ):
+            return None
+        return proven(Proof.CONNECTION)
+
+    async def _ask(self, judge: Judge, fields: list[Field]) -> None:
+        """Ask the upstream, again where that may help, until the resume is decided (R5, R9)."""
+        session, exchange, stream = self._session, self._exchange, judge.stream
+        ask_from = self._cursor
+        if self._enforced:
+            ask_from = judge.rewound or self._cursor
+            fields = _with_identity(fields)
+            exchange.forwarder.copying = True  # a body, however odd, is sent each time
+        asked = 0
+        while not self._enforced or session.fence is None:
+            rewound = ask_from != self._cursor
+            sent = _with_cursor(fields, ask_from) if rewound else fields
+            try:
+                outcome = await exchange.forwarder.send(sent, self._judged(judge, rewound=rewound))
+            except UpstreamError:
+                self._note_spent(stream)
+                raise
+            if outcome is Outcome.NO_STREAM:
+                ask_from = self._cursor
+            elif outcome is Outcome.EMPTY and session.fence is None:
+                asked += 1
+                ending = judge.end_without_message(asked)
+                if ending is Ending.ASK_AGAIN:
+                    await asyncio.sleep(ASK_AGAIN_AFTER[asked - 1])
+                    if exchange.client.lost:
+                        return
+                    continue
+                if judge.verdict is not None and judge.verdict.reason is Reason.NO_EVENT:
+                    self._report(judge.verdict, len(stream.owes))
+                if ending is Ending.PASS:
+                    self._flow.pass_empty(exchange.reply)
+                    return
+                self._context.fence(self._policy, session, Reason.NO_EVENT)
+            elif outcome is Outcome.DONE:
+                if exchange.reply.status >= 400:
+                    self._note_spent(stream)
+                return
+            elif exchange.lost:
+                if may_fence(session, self._credentials, granted=False):
+                    self._context.fence(self._policy, session, Reason.SESSION_LOST)
+                await self._refuse(stream, Reason.SESSION_LOST)
+                return
+        await self._refuse(stream, Reason(session.fence or ""))
+
+    def _note_spent(self, stream: Stream) -> None:
+        """One of the tries that a client has was answered by an error (F4)."""
+        if self._credentials == stream.credentials:
+            stream.spent = True
+            self._session.stream_changed(stream)
+
+    def _judged(self, judge: Judge, *, rewound: bool) -> Choose:
+        """Who hears the answer to a resume."""
+        exchange, policy, session = self._exchange, self._policy, self._session
+
+        def choose(connection: UpstreamConnection, head: Head) -> Receiver | None:
+            exchange.see_instance(policy, session, head)
+            if head.status == 200 and is_event_stream(head.get(b"content-type")):
+                judge.tokens = tokens_of(policy.sources, head.fields)
+                judge.outage_at = self._context.upstream.outage_at
+                former = self._context.holds.get(judge.stream)
+                if former is not None and not former.is_contested():
+                    former.close()  # of another caller; the upstream has let this one in (R4)
+                self._flow = Flow(
+                    self._context,
+                    policy,
+                    session,
+                    judge.stream,
+                    Answered(connection, head),
+                    exchange.forwarder.downstream,
+                    credentials=self._credentials,
+                    cursor=self._cursor,
+                    judge=judge,
+                )
+                return self._flow
+            if rewound:
+                exchange.forwarder.finish(Outcome.NO_STREAM)
+                return None
+            if head.status in (400, 404):
+                return exchange.suspect(policy, session, connection, head)
+            return exchange.relay(connection, head)
+
+        return choose
+
+    async def _refuse(self, stream: Stream, reason: Reason) -> None:
+        await self._exchange.answers.refuse(self._policy, self._session, stream, reason, self._credentials)
+
+    def _report(self, verdict: Verdict, pending: int = 0) -> None:
+        self._context.telemetry.verdict(
+            self._policy.name,
+            verdict,
+            session=self._session.id,
+            cursor=self._cursor,
+            enforced=self._enforced,
+            pending=pending,
+        )
+
+
+def _with_cursor(fields: list[Field], cursor: bytes) -> list[Field]:
+    """The fields with another cursor in place of the client's (R5)."""
+    return [(name, cursor) if name.lower() == LAST_EVENT_ID else (name, value) for name, value in fields]
+
+
+def _with_identity(fields: list[Field]) -> list[Field]:
+    """What must be read to be checked should come readable (T8)."""
+    kept = [field for field in fields if field[0].lower() != b"accept-encoding"]
+    kept.append((b"Accept-Encoding", b"identity"))
+    return kept
