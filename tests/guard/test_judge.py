@@ -620,6 +620,11 @@ def test_where_the_record_may_lack_its_end_only_another_epoch_is_divergent() -> 
     assert outcome(scene, "3", notes(5, epoch=1)) == "unproven unknown_cursor"
     assert outcome(scene, "5", notes(6, epoch=2)) == "divergent epoch_changed"
     assert outcome(scene, "5", notes(9, epoch=1)) == "proven epoch"
+    scene = story(1, 2, 3, 4, 5, **LENIENT)
+    scene.session.index[b"5"].torn = True
+    resume = scene.resume("3")
+    assert resume.released(*notes(5, 6, epoch=1)) == ["5", "6"]
+    assert resume.outcome == "unproven unknown_cursor"
 
 
 # -- nothing comes (R9)

@@ -16,6 +16,7 @@ from epochgate.guard.mcp import (
     is_session_era,
     read_call,
     read_messages,
+    says_nothing,
     tokens_of,
 )
 from guard.scene import HEADER, META, batch, note, result
@@ -185,6 +186,71 @@ def test_the_header_counts_where_a_message_has_no_token() -> None:
 def test_answers_are_responses_with_an_id(data: bytes, answers: tuple[object, ...], tokens: Tokens) -> None:
     """R7: a request of the server answers nothing."""
     assert read_messages(data, tokens).answers == answers
+
+
+@pytest.mark.parametrize(
+    ("data", "tokens", "known", "nothing"),
+    [
+        (note("x"), PLAIN, None, True),
+        (note("x"), PLAIN, "1", True),
+        (note("x", 1), PLAIN, "1", True),
+        (note("x", "1"), PLAIN, "1", True),
+        (note("x", 1), PLAIN, None, False),
+        (note("x", 2), PLAIN, "1", False),
+        (note("x", 11), PLAIN, "1", False),
+        (note("x", [1]), PLAIN, "1", False),
+        (batch(note("x", 1), note("y", 2)), PLAIN, "1", False),
+        (result(5), PLAIN, "1", False),
+        (b'{"id":6,"error":{}}', PLAIN, "1", False),
+        (b'{"id":6,"\\u0072esult":{}}', PLAIN, "1", False),
+        (note("x"), Tokens((), "h"), "h", True),
+        (note("x"), Tokens((), "h"), "1", False),
+        (note("x"), Tokens((), "h"), None, False),
+        (note("x", 2), Tokens((NAME,), "1"), "1", False),
+    ],
+)
+def test_most_events_say_nothing_new(data: bytes, tokens: Tokens, known: str | None, nothing: bool) -> None:
+    """L1, R12: seen without decoding."""
+    assert says_nothing(data, tokens, known) is nothing
+
+
+MEMBERS = st.dictionaries(
+    st.sampled_from([NAME, "a/b", "other"]),
+    st.sampled_from([1, 2, "1", "2", "", None, True, 1.5, [1], {}, "x\n", "/", '"', "é"]),
+    max_size=2,
+)
+MESSAGE = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.sampled_from([1, "a", None]),
+        "method": st.just("m"),
+        "params": st.fixed_dictionaries({}, optional={"_meta": MEMBERS, NAME: st.just("2"), "text": st.just("result")}),
+        "result": st.fixed_dictionaries({}, optional={"_meta": MEMBERS}),
+        "error": st.just({"code": 1}),
+        "_meta": MEMBERS,
+    },
+)
+
+
+@given(
+    message=MESSAGE | st.lists(MESSAGE, max_size=2),
+    default=st.sampled_from([None, "1", "2"]),
+    known=st.sampled_from([None, "1"]),
+    keys=st.sampled_from([(), (NAME,), ("a/b",), (NAME, "a/b")]),
+    escapes=st.booleans(),
+    spaces=st.booleans(),
+)
+def test_what_says_nothing_says_nothing(
+    message: object, default: str | None, known: str | None, keys: tuple[str, ...], escapes: bool, spaces: bool
+) -> None:
+    """L1, L3, R12: the quick look never overlooks what a decoder sees."""
+    text = json.dumps(message, indent=1 if spaces else None, ensure_ascii=escapes)
+    data = (text.replace("/", "\\/") if escapes else text).encode()
+    tokens = Tokens(keys, default)
+    if says_nothing(data, tokens, known):
+        seen = read_messages(data, tokens)
+        assert not seen.answers
+        assert set(seen.tokens) <= {None, known}
 
 
 @given(st.binary(max_size=200) | st.from_regex(r'\{("(id|result|error|method|params|_meta)":[\[\]{}"a-z0-9,:]*,?)*\}'))

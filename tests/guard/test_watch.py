@@ -3,6 +3,7 @@
 import pytest
 
 from epochgate.guard.mcp import Headers
+from epochgate.guard.policy import MetaSource
 from epochgate.guard.watch import Watch
 from guard.scene import HEADER, META, Scene, batch, blocks, note, result
 
@@ -91,3 +92,13 @@ def test_a_response_without_a_stream_leaves_no_record() -> None:
     watched = watch(scene)
     assert [watched.see(block, 1.0) for block in blocks(("1", note(1)), ("2", note(2, 2)))] == [False, True]
     assert not scene.session.delivered
+
+
+def test_a_key_with_escapes_is_seen_on_live_traffic() -> None:
+    """L1, R12: PHP, for one, writes `/` as `\\/`."""
+    scene = Scene(epoch=None, sources=(MetaSource("example.com/epoch"),))
+    stream = scene.call(1)
+    told = rb'{"method":"n","params":{"_meta":{"example.com\/epoch":%d}}}'
+    assert not scene.live(stream, ("1", told % 1))
+    assert scene.session.token == "1"
+    assert scene.live(stream, ("2", told % 2))

@@ -112,7 +112,7 @@ def records(
 
 
 class Faulty:
-    """A store whose n-th call fails. `late`: the call does its work all the same, so that it is done twice in the end."""
+    """A store whose n-th call fails. `late`: it does its work all the same, so that it is done twice in the end."""
 
     def __init__(self, store: Store, fail: int = 0, *, late: bool = False, latency: float = 0.0) -> None:
         self._store = store

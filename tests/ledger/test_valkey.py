@@ -83,7 +83,7 @@ async def test_both_go_on_with_a_session(common):
 
 
 async def test_two_streams_with_random_latency(common):
-    """B118: two streams, 500 events each, interleaved; both cursors are right in the end, and nothing went backwards."""
+    """B118: two streams, 500 events each, interleaved; both cursors are right in the end, nothing went backwards."""
     dice = random.Random(5)
 
     class Jumpy(Faulty):
@@ -244,7 +244,7 @@ async def test_every_key_has_a_lifetime_and_says_nothing(common):
     story(ledger, b"hunter3").close("deleted", time.time())
     await ledger.flush()
     found = keys(common)
-    assert all(0 < left for left in found.values())
+    assert all(left > 0 for left in found.values())
     assert not any(b"hunter" in name for name in found)
     sessions = sorted(left for name, left in found.items() if b":session:" in name)
     assert 990_000 < sessions[0] <= 1_000_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epochgate.guard.mcp import NOTHING, Headers, Messages, read_messages, says_nothing, tokens_of
+from epochgate.guard.mcp import NOTHING, Headers, Messages, carries_only, read_messages, says_nothing, tokens_of
 from epochgate.guard.policy import Policy
 from epochgate.guard.record import Event, Session, Stream
 from epochgate.guard.sse import Block
@@ -25,6 +25,8 @@ class Watch:
 
     def body(self, data: bytes) -> bool:
         """Whether a JSON body shows another epoch."""
+        if carries_only(data, self.tokens, self.session.token):
+            return False
         return self._changed(read_messages(data, self.tokens))
 
     def see(self, block: Block, now: float) -> bool:

@@ -65,8 +65,6 @@ class Written(Enum):
 class Store(Protocol):
     """Where a `KeptLedger` keeps its records. Every call may raise StoreError, and then may have worked or not."""
 
-    read_within: float  # s that a request may wait for it
-
     async def open(self, key: bytes) -> bytes:
         """Begin, again after a failure. Returns the key of all fingerprints: the one that is kept, or else `key`.
 

@@ -20,6 +20,9 @@ from epochgate.ledger.state import Kept, restore
 GATHER = 0.05  # s that a change waits for others, so that they are written together
 BATCH = 256  # sessions written at once
 SLICE = 8  # sessions looked through at a stretch
+READ_WITHIN = 0.25  # s that a request waits for the store
+RESUME_WITHIN = 1.0  # s that a resume waits, which would be refused otherwise
+GIVE_UP_AFTER = 1.5  # s without an answer, and the store is taken to be away
 OPEN_WITHIN = 5.0  # s that the start waits for the store, too
 WRITE_WITHIN = 10.0  # s
 FLUSH_WITHIN = 5.0  # s that the end waits for the store
@@ -63,11 +66,11 @@ class KeptLedger:
         """See `Ledger`."""
         return self.records.get(session_id, now)
 
-    async def find(self, session_id: bytes, now: float, resume: Resume | None = None) -> Session | None:  # noqa: ARG002
+    async def find(self, session_id: bytes, now: float, resume: Resume | None = None) -> Session | None:
         """See `Ledger`."""
         session = self.records.get(session_id, now)
         if session is None:
-            await self.read(session_id)
+            await self.read(session_id, within=READ_WITHIN if resume is None else RESUME_WITHIN)
             session = self.records.get(session_id, now)
         return session
 
@@ -235,19 +238,20 @@ class KeptLedger:
 
     # -- read
 
-    async def read(self, session_id: bytes, *, anew: bool = False) -> None:
+    async def read(self, session_id: bytes, *, anew: bool = False, within: float = READ_WITHIN) -> None:
         """Bring the record of a session up to what the store has. A store that fails changes nothing.
 
-        Who comes while it is being read shares the reading; `anew`: not one that began before.
+        Who comes while it is being read shares the reading; `anew`: not one that began before. Who waits longer than
+        `within` s goes on with what is at hand.
         """
         task = self._reads.get(session_id)
         if task is not None and anew:
-            await asyncio.wait((task,))
+            await asyncio.wait((task,), timeout=within)
             task = self._reads.get(session_id)
         if task is None:
             task = self._reads[session_id] = asyncio.create_task(self._read(session_id))
             task.add_done_callback(lambda _: self._reads.pop(session_id, None))
-        await asyncio.wait((task,))
+        await asyncio.wait((task,), timeout=within)
 
     async def _read(self, session_id: bytes) -> None:
         if session_id in self._removed or not self._opened:
@@ -260,7 +264,7 @@ class KeptLedger:
             life, known = mirror.life, mirror.known()
         began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._store.read_within):
+            async with asyncio.timeout(GIVE_UP_AFTER):
                 kept = await self._store.read(session_id, life, *known)
             if self.records.get(session_id, now) is session and session_id not in self._removed:
                 self.take(session_id, session, kept, known, now)

@@ -14,7 +14,7 @@ import msgspec
 from epochgate.errors import StoreError
 from epochgate.guard.record import Session
 from epochgate.ledger.base import Resume
-from epochgate.ledger.kept import RETRY_AFTER, KeptLedger, mirror_of
+from epochgate.ledger.kept import READ_WITHIN, RESUME_WITHIN, RETRY_AFTER, KeptLedger, mirror_of
 from epochgate.ledger.memory import Records
 from epochgate.ledger.mirror import Mirror
 from epochgate.ledger.state import KEYS
@@ -74,7 +74,7 @@ class SharedLedger(KeptLedger):
         session = self.records.get(session_id, now)
         if session is not None and (session.fence is not None or (resume is None and self._is_fresh(session))):
             return session
-        await self.read(session_id)
+        await self.read(session_id, within=READ_WITHIN if resume is None else RESUME_WITHIN)
         session = self.records.get(session_id, now)
         if resume is not None and session is not None and session.fence is None:
             others = mirror_of(session).writers - {self._shared.who}
@@ -173,7 +173,7 @@ class SharedLedger(KeptLedger):
                         await self._answered.wait_for(lambda: not waiting)
             gone = frozenset(waiting)
             self._silent.update((other, asyncio.get_running_loop().time() + SILENT_FOR) for other in gone)
-            await self.read(session.id, anew=True)
+            await self.read(session.id, anew=True, within=RESUME_WITHIN)
             for other in gone:
                 ended = await self._shared.ended(other)
                 current = self.records.get(session.id, time.time())

@@ -32,8 +32,6 @@ T = TypeVar("T")
 class SqliteStore:
     """See `Store`. It keeps `sessions` of either kind, live and fenced; the least recently active one goes first."""
 
-    read_within = 1.0
-
     def __init__(self, path: str, *, sessions: int) -> None:
         self._path = Path(path)
         self._most = sessions

@@ -40,8 +40,6 @@ _NO_SESSION = "WRONGTYPE"
 class ValkeyStore:
     """See `Store`. `lifetime`: of the record that lives longest, in s."""
 
-    read_within = 0.25
-
     def __init__(self, url: str, *, prefix: str, lifetime: float) -> None:
         self.who = secrets.token_hex(8)  # names this process among those that share the store
         self.in_cluster = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import select
 import socket
 import struct
@@ -18,7 +19,7 @@ from typing import Protocol, cast
 import httptools
 
 from epochgate.errors import BadRequestError
-from epochgate.relay.headers import MAX_HEAD, Framing
+from epochgate.relay.headers import MAX_HEAD, Framing, lower_case
 from epochgate.relay.reply import Reply, error_reply
 from epochgate.relay.request import Body, Request
 
@@ -65,6 +66,7 @@ class ClientConnection(asyncio.Protocol):
         self._queue: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline = math.inf  # of an idle connection, in the loop's time
         self._peer_check: asyncio.TimerHandle | None = None
         self._reading = True
         self._last = False  # nothing is read after the request that came last
@@ -129,7 +131,8 @@ class ClientConnection(asyncio.Protocol):
         if self._until_lost is not None:
             self._until_lost.set_result(None)
         self._connections.discard(self)
-        self._set_timer(None)
+        if self._timer is not None:
+            self._timer.cancel()
         self._queue.clear()
         if self._incoming is not None and not self._in_head:
             self._incoming.body.break_off(ConnectionResetError("the client has gone"))
@@ -170,9 +173,11 @@ class ClientConnection(asyncio.Protocol):
         if not self._in_head or request is None:
             return
         request.fields.append((name, value))
-        lower = name.lower()
+        lower = lower_case(name)
         request.names.append(lower)
-        request.first.setdefault(lower, value)
+        request.size += len(name) + len(value) + 4
+        if lower not in request.first:
+            request.first[lower] = value
 
     def on_headers_complete(self) -> None:
         """The head is there: the request can be worked on."""
@@ -183,8 +188,7 @@ class ClientConnection(asyncio.Protocol):
             self._incoming, self._upgrade = self._upgrade, None
             self._in_head = False
             return
-        size = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.fields)
-        if size > MAX_HEAD:
+        if len(request.target) + request.size > MAX_HEAD:
             raise BadRequestError("The head of the request is too large", status=431)
         request.method = self._parser.get_method()
         version = self._parser.get_http_version()
@@ -384,11 +388,23 @@ class ClientConnection(asyncio.Protocol):
             self._set_timer(LINGER)
 
     def _set_timer(self, seconds: float | None) -> None:
+        """When to look after this connection. A timer that is set already may fire early, and is set again then."""
+        self._deadline = math.inf if seconds is None else self._loop.time() + seconds
+        if seconds is None or self.lost:
+            return
         if self._timer is not None:
+            if self._timer.when() <= self._deadline:
+                return
             self._timer.cancel()
-            self._timer = None
-        if seconds is not None:
-            self._timer = self._loop.call_later(seconds, self._time_out)
+        self._timer = self._loop.call_at(self._deadline, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._deadline > self._loop.time() + 0.001:
+            if self._deadline < math.inf:
+                self._timer = self._loop.call_at(self._deadline, self._look)
+        else:
+            self._time_out()
 
     def _time_out(self) -> None:
         if self.current is not None or self._transport is None:

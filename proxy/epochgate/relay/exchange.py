@@ -81,9 +81,9 @@ class Exchange:
             retry_after = (b"Retry-After", b"%d" % self.context.retry_after)
             await self.answers.send(503, error_body("The proxy is about to end; try again"), [retry_after])
             return
-        options = connection_options(request.fields) if b"connection" in request.first else frozenset()
-        check_connection_options(options)
-        fields = end_to_end(request.fields, options)
+        if b"connection" in request.first:
+            check_connection_options(connection_options(request.fields))
+        fields = end_to_end(request.fields, request.names)
         policy = self._policy = self.context.policies.match(request.target)
         if policy is None or policy.mode is Mode.BYPASS or not is_session_era(request.get(PROTOCOL_VERSION)):
             await self.forwarder.send(fields, self.relay)

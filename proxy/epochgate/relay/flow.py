@@ -102,7 +102,9 @@ class Flow:
         self._watch = Watch(policy, session, head.fields, stream)
         self._reported = None if judge is None else judge.verdict
         self._timer: asyncio.TimerHandle | None = None
-        self._decoder: Decoder | None = decoder_of(b", ".join(values_of(head.fields, b"content-encoding")))
+        self._decoder: Decoder | None = None
+        if head.get(b"content-encoding"):
+            self._decoder = decoder_of(b", ".join(values_of(head.fields, b"content-encoding")))
         keep = policy.hold_bytes if self._holdable else 0
         self._framer = Framer(
             keep_raw=JUDGED_BLOCK if self._checked else keep, keep_data=JUDGED_BLOCK if self._checked else LIVE_DATA

@@ -152,7 +152,10 @@ class Forwarder:
         """With the upstream's authority in `Host`, unless the client's is to be kept, and `Via`."""
         context = self._context
         if not context.keep_host:
-            fields = [(name, context.authority) if name.lower() == b"host" else (name, value) for name, value in fields]
+            fields = [
+                (name, context.authority) if len(name) == 4 and name.lower() == b"host" else (name, value)
+                for name, value in fields
+            ]
             if b"host" not in self._request.first:
                 fields.insert(0, (b"Host", context.authority))
         fields.append(VIA)

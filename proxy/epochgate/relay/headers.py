@@ -32,13 +32,24 @@ class Framing(Enum):
     CLOSE = "close"  # the end of the connection
 
 
+_LOWER: dict[bytes, bytes] = {}
+_MOST_NAMES = 1024
+
+
+def lower_case(name: bytes) -> bytes:
+    """The name of a field in lower case; the usual ones are remembered."""
+    lower = _LOWER.get(name)
+    if lower is None:
+        lower = name.lower()
+        if len(_LOWER) < _MOST_NAMES:
+            _LOWER[name] = lower
+    return lower
+
+
 def connection_options(fields: Iterable[Field]) -> frozenset[bytes]:
     """The lower-case names in all `Connection` fields."""
     return frozenset(
-        option.strip(b" \t").lower()
-        for name, value in fields
-        if name.lower() == b"connection"
-        for option in value.split(b",")
+        option.strip(b" \t").lower() for value in values_of(fields, b"connection") for option in value.split(b",")
     )
 
 
@@ -49,22 +60,12 @@ def check_connection_options(options: frozenset[bytes]) -> None:
         raise BadRequestError(f"The Connection field names {min(named).decode()}, which is not a connection option")
 
 
-def end_to_end(fields: Sequence[Field], options: frozenset[bytes]) -> list[Field]:
-    """The fields that are passed on, as they came."""
-    if options:
-        return [f for f in fields if (lower := f[0].lower()) not in HOP_BY_HOP and lower not in options]
-    return [f for f in fields if f[0].lower() not in HOP_BY_HOP]
-
-
-def prefixed(target: bytes, prefix: bytes) -> bytes:
-    """The request target below the upstream's path prefix, else as it came (T3)."""
-    if not prefix or target == b"*":
-        return target
-    if target.startswith(b"/"):
-        return prefix + target
-    scheme, _, rest = target.partition(b"://")  # absolute form
-    end = next((at for at, byte in enumerate(rest) if byte in b"/?#"), len(rest))
-    return b"%b://%b%b%b" % (scheme, rest[:end], prefix, rest[end:])
+def end_to_end(fields: Sequence[Field], names: Sequence[bytes]) -> list[Field]:
+    """The fields that are passed on, as they came; `names` are theirs in lower case."""
+    dropped: frozenset[bytes] = HOP_BY_HOP
+    if b"connection" in names:
+        dropped = dropped | connection_options(fields)
+    return [field for field, name in zip(fields, names, strict=True) if name not in dropped]
 
 
 def without(fields: Iterable[Field], *names: bytes) -> list[Field]:
@@ -77,22 +78,25 @@ def values_of(fields: Iterable[Field], name: bytes) -> list[bytes]:
     return [value for field, value in fields if field.lower() == name]
 
 
-def value_of(fields: Iterable[Field], name: bytes) -> bytes | None:
-    """The first value of the field with this lower-case name, without the spaces around it; None if it is absent."""
-    for field, value in fields:
-        if field.lower() == name:
-            return value.strip(b" \t")
-    return None
-
-
 def head(start: bytes, fields: Iterable[Field]) -> bytes:
     """The bytes of a message head."""
-    return b"".join((start, b"\r\n", *(b"%b: %b\r\n" % field for field in fields), b"\r\n"))
+    return b"%b\r\n%b\r\n" % (start, b"".join([b"%b: %b\r\n" % field for field in fields]))
 
 
 def chunk(data: bytes) -> bytes:
     """`data` as one chunk of the chunked coding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def prefixed(target: bytes, prefix: bytes) -> bytes:
+    """The request target below the upstream's path prefix, else as it came (T3)."""
+    if not prefix or target == b"*":
+        return target
+    if target.startswith(b"/"):
+        return prefix + target
+    scheme, _, rest = target.partition(b"://")  # absolute form
+    end = next((at for at, byte in enumerate(rest) if byte in b"/?#"), len(rest))
+    return b"%b://%b%b%b" % (scheme, rest[:end], prefix, rest[end:])
 
 
 LAST_CHUNK = b"0\r\n\r\n"

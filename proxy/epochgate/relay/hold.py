@@ -17,11 +17,12 @@ DELIVERED_TAIL = 64 * 1024  # bytes kept of what was delivered: a client that va
 class Tail:
     """The last blocks of a stream, byte for byte. `covered`: every block after that position is here."""
 
-    __slots__ = ("_blocks", "_limit", "_size", "covered", "waiting")
+    __slots__ = ("_blocks", "_limit", "_room", "_size", "covered", "waiting")
 
     def __init__(self, covered: int, limit: int) -> None:
         self.covered = covered
         self._limit = limit
+        self._room = min(limit, DELIVERED_TAIL)  # up to here nothing has to go
         self._blocks: deque[tuple[int, bytes]] = deque()  # position, or -1 for a block that is no event
         self._size = 0
         self.waiting = 0  # bytes that were not delivered
@@ -32,7 +33,8 @@ class Tail:
         self._size += len(raw)
         if not delivered:
             self.waiting += len(raw)
-        self._trim(DELIVERED_TAIL if delivered else self._limit)
+        if self._size > self._room:
+            self._trim(DELIVERED_TAIL if delivered else self._limit)
         return self.waiting <= self._limit
 
     def skip(self, position: int) -> None:

@@ -76,12 +76,13 @@ class Body:
 class Request:
     """A request as it came."""
 
-    __slots__ = ("body", "connection", "fields", "first", "http11", "keep_alive", "method", "names", "target")
+    __slots__ = ("body", "connection", "fields", "first", "http11", "keep_alive", "method", "names", "size", "target")
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
         self.method = b""
         self.target = b""
+        self.size = 0  # bytes of the fields
         self.fields: list[Field] = []
         self.first: dict[bytes, bytes] = {}  # lower-case name -> first value
         self.names: list[bytes] = []  # lower-case names, repetitions included

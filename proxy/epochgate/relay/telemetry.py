@@ -5,6 +5,7 @@ Counters are plain numbers, so that the hot path stays cheap; the admin side tur
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -69,6 +70,7 @@ class Telemetry:
     def __init__(self, fingerprints: Fingerprints) -> None:
         self.fingerprints = fingerprints
         self.started_at = time.time()
+        self._logs_requests = log.is_enabled_for(logging.INFO)
         self.resumes: Counter[tuple[str, str, str, str]] = Counter()  # policy, verdict, reason, enforced
         self.fences: Counter[tuple[str, str, str]] = Counter()  # policy, reason, enforced
         self.requests: Counter[tuple[str, str, int]] = Counter()  # policy, method, status (0: the client left first)
@@ -137,6 +139,8 @@ class Telemetry:
         """A request is done. `status` 0: the client left before it was answered."""
         name = METHODS.get(method, "other")
         self.requests[policy, name, status] += 1
+        if not self._logs_requests:
+            return
         log.info(
             "request.done",
             method=name,

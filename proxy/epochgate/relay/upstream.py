@@ -24,7 +24,7 @@ from epochgate.errors import (
     UpstreamResetError,
     UpstreamTimeoutError,
 )
-from epochgate.relay.headers import MAX_HEAD, Field, Framing, connection_options, end_to_end, value_of, values_of
+from epochgate.relay.headers import MAX_HEAD, Field, Framing, end_to_end, lower_case, values_of
 
 IDLE_SECONDS = 4.0  # an idle connection is not used again after that: servers close theirs after 5 s and more
 IDLE_CONNECTIONS = 256
@@ -34,17 +34,21 @@ HAPPY_EYEBALLS_DELAY = 0.2  # s between the addresses of one name
 class Head:
     """The head of an answer: end-to-end fields as they came, and how the body is framed."""
 
-    __slots__ = ("fields", "framing", "reason", "status")
+    __slots__ = ("_first", "fields", "framing", "reason", "status")
 
-    def __init__(self, status: int, reason: bytes, fields: list[Field], framing: Framing) -> None:
+    def __init__(
+        self, status: int, reason: bytes, fields: list[Field], first: dict[bytes, bytes], framing: Framing
+    ) -> None:
         self.status = status
         self.reason = reason
         self.fields = fields
+        self._first = first
         self.framing = framing
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of the field with this lower-case name."""
-        return value_of(self.fields, name)
+        value = self._first.get(name)
+        return None if value is None else value.strip(b" \t")
 
 
 class Receiver(Protocol):
@@ -81,6 +85,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._method = b""
         self._status = b""
         self._fields: list[Field] = []
+        self._names: list[bytes] = []  # of the fields, in lower case
+        self._size = 0  # of the fields
+        self._body: list[bytes] = []  # read and not handed over yet
         self._in_head = False
         self._head: Head | None = None
         self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
@@ -184,6 +191,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(UpstreamFramingError("The head of the upstream's answer is too large"))
             return
         if self._receiver is not None:
+            self._hand_over_body(self._receiver)
+        if self._receiver is not None:
             self._receiver.received_all()
 
     def eof_received(self) -> bool:
@@ -223,6 +232,8 @@ class UpstreamConnection(asyncio.Protocol):
         """An answer begins."""
         self._status = b""
         self._fields = []
+        self._names = []
+        self._size = 0
         self._in_head = True
         self._overhead = 0
         if self._head is not None or self._receiver is None:
@@ -236,6 +247,8 @@ class UpstreamConnection(asyncio.Protocol):
         """A field; those after the body are trailers, which end here (T2)."""
         if self._in_head:
             self._fields.append((name, value))
+            self._names.append(lower_case(name))
+            self._size += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
         """The head is there."""
@@ -244,10 +257,9 @@ class UpstreamConnection(asyncio.Protocol):
         if self._receiver is None or self._head is not None:
             return
         status = self._parser.get_status_code()
-        size = len(self._status) + sum(len(name) + len(value) + 4 for name, value in self._fields)
-        if size > MAX_HEAD:
+        if self._size + len(self._status) > MAX_HEAD:
             raise UpstreamFramingError("The head of the upstream's answer is too large")
-        fields = end_to_end(self._fields, connection_options(self._fields))
+        fields = end_to_end(self._fields, self._names)
         if status < 200:
             self._interim = True
             if status < 100:
@@ -259,7 +271,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         framing = self._framing(status)
         self._keep = framing is not Framing.CLOSE and self._parser.should_keep_alive()
-        self._head = Head(status, self._status, fields, framing)
+        first = dict(zip(reversed(self._names), (value for _, value in reversed(self._fields)), strict=True))
+        self._head = Head(status, self._status, fields, first, framing)
         self._receiver.received_head(self._head)
         if self._method == b"HEAD" and framing is Framing.NONE:
             self._finish()  # the parser waits for a body that does not come
@@ -269,7 +282,7 @@ class UpstreamConnection(asyncio.Protocol):
         """A piece of the body."""
         self._overhead = 0
         if self._receiver is not None:
-            self._receiver.received_data(data)
+            self._body.append(data)
         else:
             self._keep = False  # the body of an answer that has none
 
@@ -285,16 +298,19 @@ class UpstreamConnection(asyncio.Protocol):
     def _framing(self, status: int) -> Framing:
         if self._method == b"HEAD" or status in (204, 304):
             return Framing.NONE
-        codings = values_of(self._fields, b"transfer-encoding")
-        if codings:
+        if b"transfer-encoding" in self._names:
+            codings = values_of(self._fields, b"transfer-encoding")
             if [coding.strip(b" \t").lower() for coding in codings] != [b"chunked"]:
                 raise UpstreamFramingError("The answer of the upstream has a transfer coding other than chunked")
             return Framing.CHUNKED
-        return Framing.CLOSE if value_of(self._fields, b"content-length") is None else Framing.SIZED
+        return Framing.SIZED if b"content-length" in self._names else Framing.CLOSE
 
     def _finish(self) -> None:
         receiver = self._receiver
         assert receiver is not None
+        self._hand_over_body(receiver)
+        if self._receiver is None:
+            return  # it gave the answer up
         self._receiver = None
         if self._timer is not None:
             self._timer.cancel()
@@ -306,9 +322,18 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._close()
 
+    def _hand_over_body(self, receiver: Receiver) -> None:
+        """What this read has brought of the body, in one piece: borders of chunks may move (T1)."""
+        if self._body:
+            data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._body.clear()
+            receiver.received_data(data)
+
     def _fail(self, error: UpstreamError) -> None:
         receiver = self._receiver
-        self._receiver = None
+        if receiver is not None:
+            self._hand_over_body(receiver)
+            receiver, self._receiver = self._receiver, None
         self._close()
         if receiver is not None:
             receiver.received_error(error)
@@ -363,7 +388,7 @@ class Upstream:
         self.connections: set[UpstreamConnection] = set()
         self.tls = tls  # of connections to come
         self._path = path
-        self._address = _literal_address(host, port)
+        self._is_address = _is_address(host)
         self._idle: list[UpstreamConnection] = []
 
     def idle(self) -> UpstreamConnection | None:
@@ -384,10 +409,14 @@ class Upstream:
                 if self._path is not None:
                     _, connection = await loop.create_unix_connection(lambda: UpstreamConnection(self), self._path)
                     return connection
-                sock = await self._open_socket(loop)
+                if self._is_address:  # needs no look-up
+                    _, connection = await loop.create_connection(
+                        lambda: UpstreamConnection(self), self.host, self.port, ssl=self.tls
+                    )
+                    return connection
                 _, connection = await loop.create_connection(
                     lambda: UpstreamConnection(self),
-                    sock=sock,
+                    sock=await self._open_socket(loop),
                     ssl=self.tls,
                     server_hostname=self.host if self.tls is not None else None,
                 )
@@ -401,15 +430,6 @@ class Upstream:
 
     async def _open_socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
         """A connected socket; of the addresses that a name has, the first that answers."""
-        if self._address is not None:
-            sock = socket.socket(self._address[0], socket.SOCK_STREAM)
-            try:
-                sock.setblocking(False)
-                await loop.sock_connect(sock, self._address[1])
-            except BaseException:
-                sock.close()
-                raise
-            return sock
         addresses = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         return await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY, loop=loop)
 
@@ -441,13 +461,13 @@ class Upstream:
             connection.abort()
 
 
-def _literal_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]] | None:
-    """The socket address where the host is an IP address, which needs no look-up."""
+def _is_address(host: str) -> bool:
+    """Whether the host is an IP address, which needs no look-up."""
     try:
-        version = ipaddress.ip_address(host).version
+        ipaddress.ip_address(host)
     except ValueError:
-        return None
-    return socket.AF_INET if version == 4 else socket.AF_INET6, (host, port)
+        return False
+    return True
 
 
 def _describe(error: OSError) -> str:
