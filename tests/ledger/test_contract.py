@@ -199,6 +199,18 @@ async def test_a_granted_id_does_not_come_back_in_its_old_life(durable):
     assert (found.token, list(found)) == ("2", [])
 
 
+async def test_a_grant_that_follows_at_once(durable):
+    """L1: both epochs of the id would have been in one batch."""
+    ledger = await durable.ledger()
+    story(ledger)
+    ledger.open(b"session", WHO, "2", "mcp", time.time())
+    story(ledger, b"session", token="3")
+    before = facts(ledger.get(b"session", time.time()))
+    again = await reopened(durable, ledger)
+    assert ledger.failures == 0
+    assert facts(await again.find(b"session", time.time())) == before
+
+
 async def test_nothing_is_left_of_what_expired(durable):
     """L5: an idle session and an old fence are gone from the store as well."""
     ledger = await durable.ledger(idle=0.3, fence=0.6)

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 
-from epochgate.guard.record import Session
+from epochgate.guard.record import Session, Stream
 from epochgate.guard.sse import Block, Framer
 from model.proxy import Line
 from model.server import Buffer
@@ -15,6 +15,7 @@ class Pipe:
 
     buffer: Buffer  # the one that the upstream opened for it
     session: Session
+    stream: Stream  # the proxy's record of it
     execution: int  # that opened it
     line: Line
     received: list[str] = field(default_factory=list)

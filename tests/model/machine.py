@@ -10,7 +10,7 @@ from epochgate.guard.policy import EventIds, LiveChange, PendingCalls, Proof, Un
 from epochgate.guard.record import Limits
 from epochgate.guard.verdict import Reason
 from guard.scene import HEADER, META, policy
-from model.client import Pipe
+from model.client import Pipe, parsed, said
 from model.proxy import STRANGER, Line, Proxy
 from model.server import SESSION_LOST, Buffer, Emitted, Server, Traits
 
@@ -93,6 +93,7 @@ class Machine(RuleBasedStateMachine):
         self.pipes.clear()
         self.dead = False  # refused: the client has to start over
         self.faulty = False  # the upstream did something for which it may be refused
+        self.unproven = False  # it was resumed without a proof
         self.buffers_lost = self.counted_anew = self.had_outage = False
         line = Line()
         self.proxy.post(self.id, b"{}", line)
@@ -115,12 +116,13 @@ class Machine(RuleBasedStateMachine):
             self.proxy.post(self.id, json.dumps(batch).encode(), line)
         else:
             self.proxy.listen(self.id, line)
-        if line.busy:
-            pipe = Pipe(self.server.buffers[max(self.server.buffers)], self.session, self.server.execution, line)
+        if line.busy and line.flow is not None:
+            buffer = self.server.buffers[max(self.server.buffers)]
+            pipe = Pipe(buffer, self.session, line.flow.stream, self.server.execution, line)
             self.pipes.append(pipe)
             self.notify(pipe, data.draw(FEW))
         else:
-            assert self.faulty, f"a healthy session was refused: {line.reason}"
+            assert self.faulty or self.unproven, f"a healthy session was refused: {line.reason}"
             self.check_fence(line.reason)
 
     def may_open(self) -> bool:
@@ -203,6 +205,7 @@ class Machine(RuleBasedStateMachine):
         former = pipe.line
         line = pipe.line = Line(on_refusal=lambda reason: self.check_refusal(pipe, reason))
         pipe.must_pass = self.has_proof(pipe, cursor)
+        self.unproven = self.unproven or not pipe.must_pass
         pipe.unanchored = pipe.unanchored or self.session.locate(cursor) is None
         self.proxy.resume(self.id, cursor, line)
         if former.flow is not None:
@@ -217,7 +220,7 @@ class Machine(RuleBasedStateMachine):
         """It asks again for a stream of a session that was refused (F4)."""
         pipe = self.pipes[pick % len(self.pipes)]
         pipe.absorb()
-        if pipe.cursors:
+        if pipe.cursors and not pipe.complete:
             pipe.line = Line()
             self.proxy.resume(self.id, pipe.cursors[-1][0], pipe.line)
             assert pipe.line.state in ("404", "told"), "a fenced session was resumed (R2)"
@@ -266,7 +269,10 @@ class Machine(RuleBasedStateMachine):
         return events
 
     def was_read(self, event: Emitted) -> bool:
-        return bool(self.server.said(event)) and self.session.knows(event.name.encode())
+        """Whether the proxy has this event on record, on the stream that it belongs to."""
+        (block,) = parsed([self.server.block(event)])
+        streams = [pipe.stream for pipe in self.pipes if event in pipe.buffer.events]
+        return bool(said(block)) and any(stream.holds(event.name.encode(), block.digest) for stream in streams)
 
     # -- what must hold
 
@@ -291,7 +297,8 @@ class Machine(RuleBasedStateMachine):
         line = pipe.line
         if not line.busy:
             pipe.absorb()
-        assert set(pipe.failed) <= set(pipe.buffer.owes), "calls that the stream does not owe were told (F4)"
+        own = set(pipe.failed) <= set(pipe.buffer.owes)
+        assert own or self.counted_anew, "calls that the stream does not owe were told (F4)"
         assert len(set(pipe.failed)) == len(pipe.failed), "a call was told twice (F4, F5)"
         if line.state == "told":
             assert pipe.failed, "nothing was told"

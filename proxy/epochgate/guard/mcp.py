@@ -95,7 +95,7 @@ def tokens_of(sources: Sequence[Source], headers: Headers) -> Tokens:
 def header_value(headers: Headers, source: HeaderSource) -> str | None:
     """The value of a response header as text, None where it is absent or empty."""
     for name, value in headers:
-        if name.lower() == source.name and value:
+        if len(name) == len(source.name) and name.lower() == source.name and value:
             return value.decode("latin-1")
     return None
 

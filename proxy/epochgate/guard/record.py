@@ -163,7 +163,9 @@ class Session:
         """A new stream. Where there are too many (L5) a finished call is forgotten, or else the oldest stream."""
         if len(self.streams) >= self.limits.streams:
             oldest = next(iter(self.streams.values()))
-            self.forget(next((stream for stream in self if stream.finished), oldest))
+            if not oldest.finished:
+                oldest = next((stream for stream in self if stream.finished), oldest)
+            self.forget(oldest)
         stream = Stream(self.key_base + self.next_key, origin, owes, credentials)
         self.next_key += 1
         self.streams[stream.key] = stream

@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable
+from itertools import islice
 
 import structlog
 
@@ -82,7 +83,7 @@ class KeptLedger:
         self._removed.pop(session_id, None)
         mirror = self.watch(session, _life(now, None if former is None else mirror_of(former).life))
         if former is not None:
-            former.watcher = None  # what still comes on its streams belongs to nothing
+            self._abandon(former)
         self.records.put(session, now)
         self._enqueue(mirror, urgent=True)
         return session
@@ -144,11 +145,14 @@ class KeptLedger:
         else:
             self._soon()
 
+    def _abandon(self, session: Session) -> None:
+        """What still comes on its streams belongs to nothing, and nothing of it is written any more."""
+        self._queue.pop(mirror_of(session), None)
+        session.watcher = None
+
     def _evicted(self, session: Session) -> None:
         """It had to give way in memory: nobody would remember to remove it elsewhere."""
-        mirror = mirror_of(session)
-        session.watcher = None
-        self._queue.pop(mirror, None)
+        self._abandon(session)
         self._removed[session.id] = None
         self._idle.clear()
         self._soon()
@@ -192,12 +196,14 @@ class KeptLedger:
 
     async def _write(self) -> None:
         """Write one batch."""
-        mirrors = [mirror for mirror, _ in zip(self._queue, range(BATCH), strict=False)]
         removed = list(self._removed)
         changes = []
         now = time.time()
-        for number, mirror in enumerate(mirrors):
-            self._queue.pop(mirror, None)
+        mirrors = []
+        for number, mirror in enumerate(list(islice(self._queue, BATCH))):
+            if self._queue.pop(mirror, mirror) is not None:
+                continue  # abandoned since
+            mirrors.append(mirror)
             changes.append(mirror.collect(self._lifetime(mirror.session, now)))
             if number % SLICE == SLICE - 1:
                 await asyncio.sleep(0)  # the traffic has its turn
@@ -291,7 +297,7 @@ class KeptLedger:
                 return
             if kept.life < mirror.life:
                 return
-            mirror.session.watcher = None
+            self._abandon(session)
         restored = restore(session_id, kept, self.records.limits)
         mirror = self.watch(restored, kept.life)
         mirror.adopt(kept)

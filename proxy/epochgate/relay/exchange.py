@@ -155,7 +155,11 @@ class Exchange:
 
     def credentials(self, policy: Policy) -> bytes:
         """The fingerprint of the caller's credentials."""
-        return self.context.fingerprints.credentials(self.request.fields, policy.credentials)
+        first = self.request.first
+        for name in policy.credentials:
+            if name in first:
+                return self.context.fingerprints.credentials(self.request.fields, policy.credentials)
+        return b""
 
     # -- who hears the answer
 

@@ -72,6 +72,37 @@ class Answered:
 class Flow:
     """One guarded stream on one upstream connection."""
 
+    __slots__ = (
+        "_attached_at",
+        "_checked",
+        "_clean",
+        "_decoder",
+        "_ending",
+        "_enforced",
+        "_framer",
+        "_heartbeat",
+        "_holdable",
+        "_ids",
+        "_readable",
+        "_reported",
+        "_tail",
+        "_timer",
+        "_watch",
+        "closed",
+        "connection",
+        "context",
+        "credentials",
+        "cursor",
+        "downstream",
+        "ended",
+        "head",
+        "judge",
+        "pending",
+        "policy",
+        "session",
+        "stream",
+    )
+
     def __init__(
         self,
         context: Context,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import os
 import signal
 import socket
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from epochgate.relay.tracing import Tracing
 
 BACKLOG = 4096
+GC_THRESHOLDS = (20_000, 20, 50)  # the records of many sessions live long; looking at them often would cost most
 
 
 def serve(settings: Settings, load: Callable[[], Settings], config: Path | None = None) -> int:
@@ -51,11 +53,14 @@ def serve(settings: Settings, load: Callable[[], Settings], config: Path | None 
     """
     set_up_logs(settings.log)
     proxy = Proxy(settings, load, config)
-    with contextlib.suppress(ImportError):
-        import uvloop  # noqa: PLC0415  # an extra
-
-        return uvloop.run(proxy.run())
-    return asyncio.run(proxy.run())
+    gc.collect()
+    gc.freeze()  # what is here now stays: the collector need not look at it again
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        import uvloop  # noqa: PLC0415  # not on every platform
+    except ImportError:
+        return asyncio.run(proxy.run())
+    return uvloop.run(proxy.run())
 
 
 class Proxy:
