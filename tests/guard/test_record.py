@@ -161,6 +161,12 @@ def test_finished_calls_give_way_first() -> None:
     scene.live(first, *notes(5))
     assert at(scene, "5") is None
     assert first.end == 1
+    scene.live(third, ("6", result(3)))
+    scene.live(fourth, ("7", result(4)))
+    assert list(scene.session) == [third, fourth]
+    assert scene.call(5) in scene.session
+    assert fourth in scene.session
+    assert third not in scene.session
 
 
 def test_forgetting_a_stream_leaves_the_ids_that_others_had_later() -> None:

@@ -142,7 +142,11 @@ class Client:
     async def _take(self, answer: aiohttp.ClientResponse) -> None:
         async for line in answer.content:
             if line.startswith(b"data: "):
-                params = json.loads(line[6:])["params"]
+                message = json.loads(line[6:])
+                if "error" in message:  # its call was told (F4)
+                    self.refused = message["error"]["data"]["reason"]
+                    return
+                params = message["params"]
                 self.last = params["n"]
                 self.got.append((params["n"], params["_meta"]["session_epoch"]))
                 self.begun.set()

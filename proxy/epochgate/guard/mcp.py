@@ -64,6 +64,8 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
 
 
 NOTHING = Messages()
+# How the SDKs begin a request or a notification, neither of which answers anything.
+_CALLS = (b'{"jsonrpc":"2.0","method":', b'{"method":', b'{"jsonrpc": "2.0", "method": ', b'{"method": ')
 _TOKEN = re.compile(rb'\s*:\s*("?)([^",}\s\\]+)\1\s*[,}]')
 _messages = msgspec.json.Decoder(_Message | list[_Message])
 _meta = msgspec.json.Decoder(_Meta)
@@ -132,12 +134,13 @@ def read_messages(data: bytes, tokens: Tokens) -> Messages:
 
 def says_nothing(data: bytes, tokens: Tokens, known: str | None) -> bool:
     """Whether an event surely answers nothing and carries no token but the `known` one: a look that decodes nothing."""
-    return b'"result"' not in data and b'"error"' not in data and carries_only(data, tokens, known)
+    answers_nothing = data.startswith(_CALLS) or (b'"result"' not in data and b'"error"' not in data)
+    return answers_nothing and carries_only(data, tokens, known)
 
 
 def carries_only(data: bytes, tokens: Tokens, known: str | None) -> bool:
     """Whether an event or a body surely carries no token but the `known` one."""
-    if b"\\u" in data or b"\\/" in data:  # a key may be written with escapes
+    if b"\\" in data and (b"\\u" in data or b"\\/" in data):  # a key may be written with escapes
         return False
     if tokens.default != known and tokens.default is not None:
         return False

@@ -184,7 +184,7 @@ class Session:
             other = self.index.get(event_id)
             if learn and other is not None and other is not stream:
                 self.shared_ids = True
-            stream.positions[event_id] = stream.end
+            stream.positions[event_id] = stream.first + len(stream.events)
             stream.last_id = event_id
             self.index[event_id] = stream
             if stream.origin is not Origin.INITIALIZE:

@@ -52,6 +52,7 @@ class KeptLedger:
         self._opened = False
         self._queue: dict[Mirror, None] = {}
         self._removed: dict[bytes, None] = {}
+        self._removing: frozenset[bytes] = frozenset()  # is being removed
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -197,6 +198,8 @@ class KeptLedger:
     async def _write(self) -> None:
         """Write one batch."""
         removed = list(self._removed)
+        self._removed.clear()
+        self._removing = frozenset(removed)
         changes = []
         now = time.time()
         mirrors = []
@@ -207,8 +210,6 @@ class KeptLedger:
             changes.append(mirror.collect(self._lifetime(mirror.session, now)))
             if number % SLICE == SLICE - 1:
                 await asyncio.sleep(0)  # the traffic has its turn
-        for session_id in removed:
-            del self._removed[session_id]
         try:
             async with asyncio.timeout(WRITE_WITHIN):
                 outcomes = await self._store.write(changes, removed)
@@ -219,6 +220,8 @@ class KeptLedger:
                     self._enqueue(mirror)
             self._removed.update((session_id, None) for session_id in removed if self._is_gone(session_id))
             raise
+        finally:
+            self._removing = frozenset()
         for mirror, change, outcome in zip(mirrors, changes, outcomes, strict=True):
             if outcome is Written.KEPT:
                 mirror.confirm(change)
@@ -233,6 +236,9 @@ class KeptLedger:
         while mirror.session.watcher is mirror and (mirror.queued or mirror.writing):
             self._wake.set()
             await asyncio.shield(self._round)
+
+    def _is_removed(self, session_id: bytes) -> bool:
+        return session_id in self._removed or session_id in self._removing
 
     def _is_gone(self, session_id: bytes) -> bool:
         return self.records.get(session_id, time.time()) is None
@@ -260,7 +266,7 @@ class KeptLedger:
         await asyncio.wait((task,), timeout=within)
 
     async def _read(self, session_id: bytes) -> None:
-        if session_id in self._removed or not self._opened:
+        if self._is_removed(session_id) or not self._opened:
             return
         now = time.time()
         session = self.records.get(session_id, now)
@@ -272,7 +278,7 @@ class KeptLedger:
         try:
             async with asyncio.timeout(GIVE_UP_AFTER):
                 kept = await self._store.read(session_id, life, *known)
-            if self.records.get(session_id, now) is session and session_id not in self._removed:
+            if self.records.get(session_id, now) is session and not self._is_removed(session_id):
                 self.take(session_id, session, kept, known, now)
         except Trouble as error:
             self._failed(error)

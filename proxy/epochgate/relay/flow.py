@@ -338,13 +338,15 @@ class Flow:
         if downstream is not None:
             downstream.reply.write(data)
         changed = False
+        stream, see = self.stream, self._watch.see
         for block in self._blocks_of(data):
-            before = self.stream.end
+            before = stream.first + len(stream.events)
             if self.judge is not None:
                 self._shadow(block, now)
-            else:
-                changed = self._watch.see(block, now) or changed
-            self._keep(block, before)
+            elif see(block, now):
+                changed = True
+            if self._holdable:
+                self._keep(block, before)
         if not self._readable and self.judge is not None:
             self.judge.unreadable()
             self._end_judging()
@@ -388,7 +390,7 @@ class Flow:
                 return
             if step is Step.RELEASE and not coded:
                 self._write(block.raw or b"")
-            if step is Step.RELEASE:
+            if step is Step.RELEASE and self._holdable:
                 self._keep(block, before)
             if judge.verdict is not None:
                 self._open_head()
@@ -426,15 +428,14 @@ class Flow:
             self.pending.append(data)
 
     def _keep(self, block: Block, before: int) -> None:
-        """Keep a block for a resume."""
-        if not self._holdable:
-            return
+        """Keep a block for a resume; `before` is where the stream ended before it."""
         delivered = self.downstream is not None
-        position = before if self.stream.end > before or block.kind is not Kind.OTHER else -1
-        if position >= 0 and self.stream.end == before:
-            return  # it came again, and is on record already
-        if position < 0 and delivered:
-            return
+        if self.stream.first + len(self.stream.events) > before:
+            position = before
+        elif block.kind is Kind.OTHER and not delivered:
+            position = -1
+        else:
+            return  # it came again and is on record already, or nobody will miss it
         if block.raw is None:
             if not delivered:
                 self.close()

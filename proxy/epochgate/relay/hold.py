@@ -11,6 +11,7 @@ from epochgate.guard.record import Session, Stream
 if TYPE_CHECKING:
     from epochgate.relay.flow import Flow
 
+TRIM_EVERY = 16 * 1024  # bytes by which a tail may outgrow its room before it is trimmed
 DELIVERED_TAIL = 64 * 1024  # bytes kept of what was delivered: a client that vanished may not have got the last of it
 
 
@@ -33,7 +34,7 @@ class Tail:
         self._size += len(raw)
         if not delivered:
             self.waiting += len(raw)
-        if self._size > self._room:
+        if self._size > self._room + TRIM_EVERY:
             self._trim(DELIVERED_TAIL if delivered else self._limit)
         return self.waiting <= self._limit
 
