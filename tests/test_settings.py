@@ -516,6 +516,10 @@ def test_variables_of_a_kubernetes_service_are_ignored():
         ("log: {level: loud}", "gate.yaml:2: log.level: must be debug, info, warning or error, not 'loud'"),
         ("listen: 8080", "gate.yaml:2: listen: 8080 is no address; write host:port"),
         ("store: {url: x}", "gate.yaml:2: store.url: must be memory://, sqlite:///abs/path or valkey://host:6379/0"),
+        (
+            "workers: 2\nstore: {url: 'sqlite:///var/x.db'}",
+            "gate.yaml:2: workers: more than one worker needs a store that all of them see, and sqlite:// is private",
+        ),
         ("workers: 2", "gate.yaml:2: workers: more than one worker needs a store that all of them see, and memory://"),
         ("policies: [{}, {}]", "gate.yaml:2: policies[1].name: 'mcp' is the name of policies[0] too; give each"),
     ],

@@ -114,7 +114,8 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
                 data = _lay_over(data, key, layer.value)
                 placed.append(Layer(layer.source, key, layer.value, layer.document))
         try:
-            settings = Settings.model_validate(data)
+            # Keys that YAML did not read as text are problems already.
+            settings = Settings.model_validate({key: value for key, value in data.items() if isinstance(key, str)})
         except ValidationError as error:
             details = error.errors(include_url=False)
             problems += [_locate(detail, document, placed) for detail in details if detail["type"] != "invalid_key"]

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from epochgate.guard.policy import (
     EventIds,
@@ -359,8 +360,24 @@ class PolicySettings(Section):
         )
 
 
-class Settings(Section):
-    """The whole configuration."""
+class Settings(Section, BaseSettings):  # type: ignore[misc]  # a narrower model_config
+    """The whole configuration.
+
+    `configuration.load` lays flags over the environment over the file and knows the place of each value, so that every
+    error can name it; what it hands over is the only source.
+    """
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """See `BaseSettings`."""
+        return (init_settings,)
 
     version: Annotated[int, Field(ge=1, le=1), BeforeValidator(reject_bool)] = Field(
         default=1, description="The version of this format."
@@ -399,12 +416,13 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_workers(self) -> Self:
-        if self.workers > 1 and self.store.url.scheme == "memory":
+        scheme = self.store.url.scheme
+        if self.workers > 1 and scheme in ("memory", "sqlite"):
             raise PydanticCustomError(
                 "relation",
-                "more than one worker needs a store that all of them see, and memory:// is private to each; "
-                "set store.url to sqlite:///abs/path or valkey://host:6379/0, or workers to 1",
-                {"key": ("workers",)},
+                "more than one worker needs a store that all of them see, and {scheme}:// is private to one process; "
+                "set store.url to valkey://host:6379/0, or workers to 1",
+                {"key": ("workers",), "scheme": scheme},
             )
         return self
 
