@@ -722,7 +722,7 @@ def test_pending_keys_are_told_when_they_are_set(monkeypatch):
     changed = {
         "upstream": {"url": URL},
         "workers": 2,
-        "store": {"url": "sqlite:///a"},
+        "store": {"url": "valkey://a"},
         "policies": [{"name": "a"}, {"name": "b", "resume": {"hold": {"time": 1}}}],
     }
     assert pending_keys(Settings.model_validate(changed)) == [
