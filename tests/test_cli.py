@@ -57,13 +57,15 @@ def test_the_module_runs():
 
 def test_check_says_ok_and_a_line_for_each_policy(capsys, tmp_path):
     path = tmp_path / "gate.yaml"
-    path.write_text("policies:\n- {name: a, match: {path: /a}, mode: observe}\n- {name: b, resume: {accept: []}}\n")
+    path.write_text(
+        "policies:\n- {name: a, match: {path: /a}, mode: observe}\n- {name: b, resume: {accept: [epoch]}}\n"
+    )
     assert cli.main(["check", "--config", str(path), "--upstream", URL]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines() == [
         f"OK: 127.0.0.1:8080 guards {URL}",
         "policy a: /a, observe, resumes need connection or epoch, unproven ones restart",
-        "policy b: every path, enforce, resumes need what does not exist, unproven ones restart",
+        "policy b: every path, enforce, resumes need epoch, unproven ones restart",
     ]
     assert said.err == ""
 
@@ -81,8 +83,57 @@ def test_check_tells_every_problem(capsys, tmp_path):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("epochgate: ")
-    for place in (f"{path}:1: colour: ", f"{path}:2: workers: ", "--listen: "):
-        assert place in said.err
+    for line, place in zip(
+        said.err.splitlines(), ("--listen: ", f"{path}:1: colour: ", f"{path}:2: workers: "), strict=True
+    ):
+        assert line.startswith(f"epochgate: {place}")
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (
+            "policies: [{resume: {accept: [connection], hold: {time: 0s}}}]",
+            "policies[0].resume: accepts only connection",
+        ),
+        ("policies: [{name: a}, {name: b, match: {path: /b}}]", "policies[1].match: policy b never applies"),
+        (
+            "policies: [{name: a, match: {path: /m*}}, {name: b, match: {path: /mcp}}]",
+            "policies[1].match: policy b never applies, because policies[0] (a)",
+        ),
+        ("upstream: {url: 'http://h:3000/mcp'}", "upstream.url: its path goes before that of each request, so /mcp is"),
+        (
+            "{upstream: {url: 'http://h:3000/mcp'}, policies: [{match: {path: /mcp*}}]}",
+            "upstream.url: its path goes before that of each request",
+        ),
+    ],
+)
+def test_check_and_serve_tell_what_is_hardly_meant(capsys, install, tmp_path, text, advice):
+    path = tmp_path / "gate.yaml"
+    path.write_text(text)
+    install("epochgate.relay.server", "serve", lambda settings, load, config: 0)
+    upstream = [] if "upstream" in text else ["--upstream", URL]
+    for verb in ("check", "serve"):
+        assert cli.main([verb, "--config", str(path), *upstream]) == 0
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"epochgate: {advice}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policies: [{name: a, match: {path: /mcp}}, {name: b, match: {path: /mcp*}}, {name: c}]",
+        "policies: [{resume: {accept: [connection, epoch], hold: {time: 0s}}}]",
+        "policies: [{mode: bypass, resume: {accept: [connection], hold: {time: 0s}}}]",
+        "{upstream: {url: 'http://h:3000/base'}, policies: [{match: {path: /mcp}}]}",
+    ],
+)
+def test_check_has_no_doubt_without_need(capsys, tmp_path, text):
+    path = tmp_path / "gate.yaml"
+    path.write_text(text)
+    upstream = [] if "upstream" in text else ["--upstream", URL]
+    assert cli.main(["check", "--config", str(path), *upstream]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_check_and_serve_tell_keys_without_effect(capsys, monkeypatch, install):

@@ -394,9 +394,9 @@ def test_a_policy_that_is_no_mapping_is_told_beside_the_mode_flag(complain):
 
 
 def test_parsed_values_are_taken_as_they_are():
-    parsed = {"listen": Address("a", 1), "upstream": {"url": UpstreamUrl("http", "a", 1)}}
+    parsed = {"listen": Address("a", 1), "upstream": {"url": UpstreamUrl("http", "a", 2)}}
     found = Settings.model_validate(parsed | {"store": {"url": StoreUrl("sqlite", "sqlite:///a")}})
-    assert (found.listen, found.upstream.url) == (Address("a", 1), UpstreamUrl("http", "a", 1))
+    assert (found.listen, found.upstream.url) == (Address("a", 1), UpstreamUrl("http", "a", 2))
     assert found.store.url == StoreUrl("sqlite", "sqlite:///a")
 
 
@@ -431,7 +431,7 @@ def test_an_empty_file_is_the_defaults(write, text):
 
 
 def test_no_file_is_needed():
-    assert load(None, {}, {"--upstream": URL}) == defaults()
+    assert load(None, {}, {"--upstream": URL}) == defaults().with_flags(("--upstream",))
     assert load(None, {"EPOCHGATE_UPSTREAM__URL": URL}, {}) == defaults()
 
 
@@ -479,7 +479,7 @@ def test_variables_of_a_kubernetes_service_are_ignored():
         "EPOCHGATE_ADMIN_SERVICE_HOST": "10.0.0.1",
         "EPOCHGATE_ADMIN_PORT": "tcp://10.0.0.1:9090",
     }
-    assert load(None, environ, {"--upstream": URL}) == defaults()
+    assert load(None, environ, {"--upstream": URL}) == defaults().with_flags(("--upstream",))
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
@@ -559,6 +559,7 @@ def test_errors_name_file_line_key_and_remedy(complain, text, line):
         ("epoch: {sources: [{heder: a}]}", "policies[0].epoch.sources[0].heder: unknown key; did you mean header?"),
         ("resume: {accept: epoch}", "policies[0].resume.accept: must be a list; write [a, b]"),
         ("resume: {accept: [all]}", "policies[0].resume.accept[0]: must be connection, epoch or overlap, not 'all'"),
+        ("resume: {accept: []}", "policies[0].resume.accept: is empty, so that nothing could prove a resume; write ["),
         ("resume: {hold: {bytes: 0}}", "policies[0].resume.hold.bytes: must be at least 1, not 0"),
         ("refusal: {normalize_loss: 1}", "policies[0].refusal.normalize_loss: must be true or false, not 1"),
     ],
@@ -576,6 +577,55 @@ def test_tls_to_an_upstream_without_tls_is_told(complain):
 def test_a_client_certificate_needs_its_key(complain):
     (found,) = complain("upstream:\n  url: https://a\n  tls: {key: a.pem}\n")
     assert found.startswith("gate.yaml:3: upstream.tls: needs upstream.tls.cert and upstream.tls.key together")
+
+
+@pytest.mark.parametrize(
+    ("listen", "admin"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1"),
+        ("0.0.0.0:1", "127.0.0.1:1"),
+        ("localhost:1", "'[::1]:1'"),
+        ("'[::]:1'", "'[::1]:1'"),
+        ("unix:/a", "unix:/a"),
+    ],
+)
+def test_one_address_cannot_be_listened_on_twice(complain, listen, admin):
+    (found,) = complain(f"{UPSTREAM}listen: {listen}\nadmin:\n  listen: {admin}\n")
+    assert found.startswith("gate.yaml:4: admin.listen: is where clients connect (listen); choose another port")
+
+
+@pytest.mark.parametrize(
+    ("listen", "upstream"),
+    [
+        ("127.0.0.1:1", "http://localhost:1"),
+        ("0.0.0.0:1", "http://127.0.0.1:1/a"),
+        ("a:443", "https://a"),
+        ("unix:/a", "unix:/a"),
+    ],
+)
+def test_the_proxy_cannot_guard_itself(complain, listen, upstream):
+    (found,) = complain(f"listen: {listen}\nupstream:\n  url: {upstream}\n")
+    assert found.startswith("gate.yaml:3: upstream.url: is the proxy's own address (listen)")
+
+
+@pytest.mark.parametrize(
+    ("listen", "admin", "upstream"),
+    [
+        ("127.0.0.1:0", "127.0.0.1:0", "http://a"),
+        ("127.0.0.1:1", "'[::1]:1'", "http://a"),
+        ("0.0.0.0:1", "127.0.0.1:2", "http://mcp-server:1"),
+        ("unix:/a", "unix:/b", "unix:/c"),
+        ("localhost:80", "localhost:81", "unix:/a"),
+    ],
+)
+def test_places_that_differ_are_taken(write, listen, admin, upstream):
+    text = f"listen: {listen}\nadmin: {{listen: {admin}}}\nupstream: {{url: '{upstream}'}}\n"
+    assert load(write(text), {}, {}).flags == ()
+
+
+def test_the_flags_that_were_given_are_known(write):
+    """A reload names them, since they win over the file."""
+    assert load(write(UPSTREAM), {}, {"--mode": "observe", "--listen": None}).flags == ("--mode",)
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_file(complain):

@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int] = arguments.run
         return run(arguments)
     except EpochgateError as error:
-        print(f"epochgate: {error}", file=sys.stderr)
+        for line in str(error).splitlines():  # each with its place
+            print(f"epochgate: {line}", file=sys.stderr)
         return EX_CONFIG if isinstance(error, ConfigurationError) else EX_UNAVAILABLE
 
 
@@ -60,7 +61,9 @@ def _build_parser() -> argparse.ArgumentParser:
         "--listen", metavar="ADDRESS", help="where clients connect: host:port, [v6]:port or unix:/path"
     )
     sources.add_argument("--admin-listen", metavar="ADDRESS", help="where health, metrics and the status page are")
-    sources.add_argument("--mode", help="enforce, observe or bypass, for every policy")
+    sources.add_argument(
+        "--mode", help="enforce, observe or bypass, for every policy; wins over the file, also when it is reloaded"
+    )
 
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     add = partial(verbs.add_parser, allow_abbrev=False)
@@ -92,17 +95,18 @@ def _reader(arguments: argparse.Namespace) -> Callable[[], Settings]:
     return partial(load, arguments.config, os.environ, flags)
 
 
-def _warn_pending(settings: Settings) -> None:
+def _warn(settings: Settings) -> None:
+    from epochgate.advice import advise
     from epochgate.settings import pending_keys
 
-    for line in pending_keys(settings):
+    for line in (*pending_keys(settings), *advise(settings)):
         print(f"epochgate: {line}", file=sys.stderr)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
     read = _reader(arguments)
     settings = read()
-    _warn_pending(settings)
+    _warn(settings)
     from epochgate.relay.server import serve
 
     return serve(settings, read, arguments.config)
@@ -110,7 +114,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     settings = _reader(arguments)()
-    _warn_pending(settings)
+    _warn(settings)
     print(f"OK: {settings.listen} guards {settings.upstream.url}")
     for policy in settings.compiled():
         print(f"policy {policy.name}: {_summarize(policy)}")
@@ -121,7 +125,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _summarize(policy: Policy) -> str:
     where = policy.path or "every path"
-    accepted = " or ".join(sorted(policy.accept)) or "what does not exist"
+    accepted = " or ".join(sorted(policy.accept))
     return f"{where}, {policy.mode}, resumes need {accepted}, unproven ones {policy.unproven}"
 
 

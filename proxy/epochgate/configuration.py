@@ -104,7 +104,8 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
     """
     problems: list[Problem] = []
     document = _read_file(path, problems) if path else Document("", {}, None)
-    layers = [*_read_variables(environ, problems), *_read_flags(flags)]
+    given = list(_read_flags(flags))
+    layers = [*_read_variables(environ, problems), *given]
     settings = None
     if document and isinstance(document.data, dict):
         data = document.data
@@ -125,7 +126,7 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
         )
     if problems or settings is None:
         raise ConfigurationError("\n".join(map(str, sorted(set(problems)))))
-    return settings
+    return settings.with_flags(tuple(layer.source for layer in given))
 
 
 def _read_file(path: Path, problems: list[Problem]) -> Document | None:

@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StrictBool,
     field_validator,
     model_serializer,
@@ -52,7 +53,7 @@ from epochgate.values import (
 
 # Keys that are accepted and checked but do nothing yet, with what that means for the user.
 PENDING: dict[str, str] = {
-    "workers": "one process serves",
+    "workers": "one process serves, whatever the number; more run as replicas that share a store",
 }
 
 
@@ -265,7 +266,9 @@ class Epoch(Section):
         description="Where the epoch token is looked for; the first that is present counts.",
     )
     instance_header: HeaderName | None = Field(
-        default=None, description="A response header whose change is a sign that the session may have ended."
+        default=None,
+        description="A response header whose change is a sign that the session may have ended; where the platform sets "
+        "one (a pod's name, say), it shows restarts to `overlap`.",
     )
     session_ttl: PositiveDuration | None = Field(
         default=None,
@@ -280,7 +283,9 @@ class Hold(Section):
     """How long a stream waits for its client."""
 
     time: Duration = Field(
-        default=60.0, description="How long the upstream connection is kept for an absent client. 0s: not at all."
+        default=60.0,
+        description="How long the upstream connection is kept for an absent client. 0s: not at all. An observing "
+        "policy keeps none, and counts a client that is back within this time as one that would have been served.",
     )
     bytes: Size = Field(default=1024**2, description="How much is buffered meanwhile; a full buffer ends the hold.")
 
@@ -290,7 +295,11 @@ class Resume(Section):
 
     accept: tuple[Proof, ...] = Field(
         default=(Proof.CONNECTION, Proof.EPOCH),
-        description="The proofs that suffice. `overlap` suits servers without epochs.",
+        json_schema_extra={"minItems": 1},
+        description="The proofs that suffice; at least one. `overlap` suits servers without epochs that close streams "
+        "on purpose. It is void after a refused or reset new connection, an answer that the session is lost, another "
+        "`epoch.instance_header`, or a gap above `epoch.session_ttl`. It does not see a server that was restarted in "
+        "between and repeats the same events.",
     )
     unproven: Unproven = Field(
         default=Unproven.RESTART, description="What becomes of a resume that nothing proves or contradicts."
@@ -302,6 +311,13 @@ class Resume(Section):
         default=1.0, description="How long a response head waits for the first message before it is passed on."
     )
     hold: Hold = Field(default_factory=Hold)
+
+    @field_validator("accept")
+    @classmethod
+    def _check_some(cls, accept: tuple[Proof, ...]) -> tuple[Proof, ...]:
+        if not accept:
+            raise ValueError("is empty, so that nothing could prove a resume; write [connection, epoch]")
+        return accept
 
 
 class Refusal(Section):
@@ -387,7 +403,9 @@ class Settings(Section, BaseSettings):  # type: ignore[misc]  # a narrower model
         description="Where clients connect: `host:port`, `[v6]:port` or `unix:/path`.",
     )
     tls: Tls = Field(default_factory=Tls)
-    workers: Count = Field(default=1, description="Processes that serve. More than one need a shared store.")
+    workers: Count = Field(
+        default=1, description="One process serves, and 1 is the number to write; for more run replicas."
+    )
     upstream: Upstream
     admin: Admin = Field(default_factory=Admin)
     store: Store = Field(default_factory=Store)
@@ -424,6 +442,36 @@ class Settings(Section, BaseSettings):  # type: ignore[misc]  # a narrower model
                 "set store.url to valkey://host:6379/0, or workers to 1",
                 {"key": ("workers",), "scheme": scheme},
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_addresses(self) -> Self:
+        if self.listen.meets(self.admin.listen):
+            raise PydanticCustomError(
+                "relation",
+                "is where clients connect (listen); choose another port, such as 127.0.0.1:9090",
+                {"key": ("admin", "listen")},
+            )
+        url = self.upstream.url
+        if self.listen.meets(Address(path=url.path) if url.path is not None else Address(url.host, url.port)):
+            raise PydanticCustomError(
+                "relation",
+                "is the proxy's own address (listen), so requests would go round for ever; name the server's, or set "
+                "listen to another port",
+                {"key": ("upstream", "url")},
+            )
+        return self
+
+    _flags: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags of the command line that won over the file, such as `--mode`."""
+        return self._flags
+
+    def with_flags(self, flags: tuple[str, ...]) -> Self:
+        """The same settings, which know that `flags` were given."""
+        self._flags = flags
         return self
 
     def compiled(self) -> tuple[Policy, ...]:

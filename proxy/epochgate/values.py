@@ -73,6 +73,14 @@ def format_size(size: int) -> str | int:
     return size
 
 
+# Names and addresses of this machine that stand for others.
+_REACH = {
+    "localhost": {"127.0.0.1", "::1"},
+    "0.0.0.0": {"127.0.0.1", "0.0.0.0"},  # noqa: S104
+    "::": {"::1", "::"},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where to listen: `host` and `port` (0: any free one), or the `path` of a Unix socket."""
@@ -85,6 +93,13 @@ class Address:
         if self.path is not None:
             return f"unix:{self.path}"
         return f"{_bracketed(self.host)}:{self.port}"
+
+    def meets(self, other: Address) -> bool:
+        """Whether both are the same place on this machine, as far as their texts tell."""
+        if self.path is not None or other.path is not None:
+            return self.path == other.path
+        here, there = (_REACH.get(host, {host}) for host in (self.host, other.host))
+        return self.port == other.port != 0 and bool(here & there)
 
 
 def parse_address(value: object) -> Address:

@@ -6,9 +6,11 @@ import asyncio
 import signal
 from types import SimpleNamespace
 
+import structlog.testing
 import yaml
 
 from admin.stage import get_json, play_divergent, proxy, rpc
+from epochgate.configuration import load
 from epochgate.relay.reload import Reload, changed_keys
 from epochgate.settings import Settings
 
@@ -88,6 +90,23 @@ async def test_keys_that_need_a_restart_are_named(gate, http):
         assert (await answer.json())["needs_restart"] == ["limits.sessions", "log.level"]
     async with http.get(gate.admin + "/metrics") as answer:
         assert "epochgate_config_restart_needed 2.0" in await answer.text()
+
+
+def test_flags_that_win_over_the_file_are_named(tmp_path):
+    """Whoever turns `mode` in the file, and gave it as a flag, is told why nothing changes."""
+    file = tmp_path / "epochgate.yaml"
+    file.write_text("upstream: {url: 'http://a'}")
+
+    def read() -> Settings:
+        return load(file, {}, {"--upstream": None, "--mode": "observe"})
+
+    reload = Reload(SimpleNamespace(policies=None), read(), read, config=file, listener_tls=None)
+    assert reload.last.flags_win == ("--mode",)
+    file.write_text("{upstream: {url: 'http://a'}, policies: [{mode: enforce}]}")
+    with structlog.testing.capture_logs() as lines:
+        assert reload.apply("request").flags_win == ("--mode",)
+    assert lines[-1]["flags_win"] == ["--mode"]
+    assert reload.settings.policies[0].mode == "observe"
 
 
 async def test_a_running_stream_keeps_its_policy(gate, server, client, http):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import signal
 
+from aiohttp.http_exceptions import BadHttpMessage
+
 from admin.stage import Client, play_divergent, play_proven, proxy
+from epochgate.admin.server import without_contents
 
 SESSIONS = 100
 SECRETS = ("hunter2", "hunter3", "hunter4", "hunter5", "hunter6", "hunter7")
@@ -77,3 +82,44 @@ async def test_two_runs_have_other_fingerprints(server, tmp_path, http):
                 await gate.heard("resume.decided", 2)
                 seen.append({line["session"] for line in gate.lines("resume.decided")})
     assert len(seen[0] | seen[1]) == 4
+
+
+GARBAGE = {
+    "token": b"POST /-/reload HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer hunter2\x01\r\n\r\n",
+    "id": "GET /api/sessions/hunter2\u00e9 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(),
+    "twice": b"GET /livez HTTP/1.1\r\nHost: hunter2\r\nHost: hunter2\r\n\r\n",
+    "no request": b"hunter2\r\n\r\n",
+    "long": b"GET /" + b"hunter2" * 3000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+
+
+async def test_l7_what_the_admin_side_cannot_understand_is_not_logged(server, tmp_path):
+    async with server.listening() as upstream, proxy(upstream, tmp_path, log={"level": "debug"}) as gate:
+        host, _, port = gate.config["admin"]["listen"].rpartition(":")
+        for data in GARBAGE.values():
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(data)
+            assert b" 400 " in await reader.readline()
+            writer.close()
+        gate.process.send_signal(signal.SIGTERM)
+        assert await gate.ended() == 0
+        said = "\n".join(gate.said)
+    assert "hunter2" not in said
+    assert "Traceback" not in said
+
+
+def test_l7_of_a_fault_of_the_admin_side_only_kind_and_place_are_logged(caplog):
+    logger = logging.getLogger("test.faults")
+    logger.addFilter(without_contents)
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    for error in (ValueError("hunter2"), BadHttpMessage("hunter2")):
+        try:
+            fail(error)
+        except (ValueError, BadHttpMessage):
+            logger.exception("Unhandled exception for %s", "hunter3")
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"a request could not be handled: ValueError at {__file__}:")
+    assert "hunter" not in caplog.text

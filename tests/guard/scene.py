@@ -29,6 +29,7 @@ def policy(**changes: Any) -> Policy:
     return replace(DEFAULTS, **changes)
 
 
+TOO_DEEP = b'{"result":' + b"[" * 100_000 + b"]" * 100_000 + b',"_meta":{"session_epoch":1}}'
 LENIENT = {"unproven": Unproven.RESUME}
 OVERLAP = {"accept": ALL_PROOFS}
 
@@ -101,7 +102,9 @@ class Scene:
         return Resume(self, judge, headers)
 
     def resume_unknown(self, verdict: Any, *, headers: Headers = ()) -> "Resume":
-        return Resume(self, Judge(self.policy, self.session, None, verdict=verdict), headers)
+        judge = Judge(self.policy, self.session, None, verdict=verdict)
+        judge.open()
+        return Resume(self, judge, headers)
 
     def outage(self) -> float:
         """The upstream refuses a connection now."""

@@ -2,9 +2,9 @@
 
 import pytest
 
-from epochgate.guard.judge import Ending, Judge, Step
+from epochgate.guard.judge import Cursor, Ending, Judge, Step
 from epochgate.guard.mcp import Tokens
-from epochgate.guard.policy import EventIds, Proof
+from epochgate.guard.policy import EventIds, Mode, Proof
 from epochgate.guard.record import Limits, Origin
 from epochgate.guard.sse import Block, Framer, Kind
 from epochgate.guard.verdict import Reason, proven, unproven
@@ -15,6 +15,7 @@ from guard.scene import (
     META,
     OVERLAP,
     STRICT,
+    TOO_DEEP,
     Resume,
     Scene,
     Told,
@@ -80,6 +81,27 @@ def test_an_epoch_that_is_not_accepted_proves_nothing_but_contradicts() -> None:
     scene = story(1, 2, 3, accept=frozenset({Proof.CONNECTION}))
     assert outcome(scene, "3", [("4", note(4, 1))]) == "unproven no_proof"
     assert outcome(scene, "3", [("4", note(4, 2))]) == "divergent epoch_changed"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"method":"n","params":{"text":"\\ud83d","_meta":{"session_epoch":2}}}',
+        b'{"method":"n","params":{"x":NaN,"_meta":{"session_epoch":2}}}',
+        b'{"method":"n","params":{"text":"a\tb","_meta":{"session_epoch":2}}}',
+        b'{"method":"n","params":{"_meta":{"session_epoch":2,"k\xff":1}}}',
+        b'[{"method":"n","params":{"_meta":{"session_epoch":2}}},null]',
+        b'{"method":"n","params":{"_meta":{"session_epoch":1.0}}}',
+        b'{"method":"n","params":{"_meta":{"session_epoch":true}}}',
+        b'{"method":"n","params":{"_meta":{"session_epoch":{"n":1}}}}',
+    ],
+)
+def test_another_epoch_is_seen_in_what_some_client_can_read(data: bytes) -> None:
+    """R7, R11: strange JSON, tokens of other types."""
+    scene = story(1, 2, 3)
+    resume = scene.resume("3")
+    assert resume.feed(*notes(4, epoch=1), ("5", data)) == [RELEASE, REFUSE]
+    assert resume.outcome == "divergent epoch_changed"
 
 
 def test_a_later_change_is_caught_at_its_event() -> None:
@@ -307,7 +329,43 @@ def test_a_sticky_id_on_the_resumed_connection_is_matched() -> None:
         "3",
         "4",
     ]
-    assert outcome(scene, "1", [*notes(2, epoch=1), *notes(3, epoch=1)]) == "divergent replay_gap"
+    assert outcome(scene, "1", notes(2, 3, epoch=1)) == "proven epoch"
+
+
+def idless() -> Scene:
+    """Ids 1, 2 and 3; before each of them, and after the last, a message without an id."""
+    scene = Scene()
+    told: list[Told] = []
+    for number in (1, 2, 3):
+        told += [(None, note(f"before {number}", 1)), *notes(number, epoch=1)]
+    scene.live(scene.call(5), *told, (None, note("after", 1)))
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (notes(2, 3, 4, epoch=1), "proven epoch"),
+        (notes(2, 3, 4, 5, epoch=1), "proven epoch"),
+        (
+            [(None, note("before 2", 1)), *notes(2, 3, epoch=1), (None, note("after", 1)), *notes(4, epoch=1)],
+            "proven epoch",
+        ),
+        ([*notes(2, epoch=1), (None, note("before 3", 1)), *notes(3, 4, epoch=1)], "proven epoch"),
+        (notes(3, epoch=1), "divergent replay_gap"),
+        ([(None, note("before 3", 1)), *notes(2, epoch=1)], "divergent replay_gap"),
+        (notes(2, 4, epoch=1), "divergent replay_gap"),
+        ([("2", note("other", 1))], "divergent replay_gap"),
+    ],
+)
+def test_what_came_without_an_id_may_be_missing_from_a_replay(told: list[Told], expected: str) -> None:
+    """R7: servers do not store it. Where it comes it is matched, and what has an id stays required."""
+    scene = idless()
+    judge = Judge(scene.policy, scene.session, Cursor(scene.session.index[b"1"], 1))
+    resume = Resume(scene, judge, ())
+    steps = resume.feed(*told)
+    assert resume.outcome == expected
+    assert (steps == [RELEASE] * len(told)) is expected.startswith("proven")
 
 
 def test_repeated_ids_tell_nothing() -> None:
@@ -350,6 +408,17 @@ def test_the_repetition_is_the_proof_and_is_swallowed() -> None:
     """R5, R7, R8."""
     resume = story(1, 2, 3, epoch=None, **OVERLAP).resume("3")
     assert resume.feed(*notes(3, 4)) == [SWALLOW, RELEASE]
+    assert resume.outcome == "proven overlap"
+
+
+def test_an_event_without_an_id_is_no_overlap() -> None:
+    """R5, R7: any stream may begin with the same greeting."""
+    scene = Scene(epoch=None, **OVERLAP)
+    greeting: Told = (None, note("hello"))
+    scene.live(scene.call(5), greeting, *notes(1, 2, 3))
+    assert outcome(scene, "3", [greeting, *notes(4)]) == "unproven no_epoch"
+    resume = scene.resume("3")
+    resume.feed(*notes(3), greeting)
     assert resume.outcome == "proven overlap"
 
 
@@ -807,3 +876,70 @@ def test_a_judge_reads_no_token_before_it_is_told_where() -> None:
     judge = Judge(scene.policy, scene.session, None)
     assert judge.tokens == Tokens((), None)
     assert not judge.refused
+
+
+@pytest.mark.parametrize("proven_before", [False, True])
+@pytest.mark.parametrize(("changes", "step"), [({}, REFUSE), (LENIENT, RELEASE)])
+def test_an_event_nested_too_deep_is_unproven(changes: dict[str, object], step: Step, proven_before: bool) -> None:
+    """R7, R11: some client may read in it what the proxy cannot, whatever was proven before."""
+    scene = story(1, 2, 3, **changes)
+    resume = scene.resume("3")
+    if proven_before:
+        resume.feed(*notes(4, epoch=1))
+    assert resume.feed(("5" if proven_before else "4", TOO_DEEP)) == [step]
+    assert resume.judge.verdict == unproven(Reason.UNREADABLE)
+    if step is RELEASE:
+        assert resume.judge.stream.owes_known is False
+        assert scene.session.knows(b"5" if proven_before else b"4")
+        assert resume.feed(*notes(6, epoch=1), *notes(7, epoch=2)) == [RELEASE, REFUSE]
+
+
+def test_an_event_nested_too_deep_is_refused_on_a_held_connection() -> None:
+    """R11: resumed traffic is read to its end."""
+    resume = connected(story(1), "1")
+    assert resume.feed(*notes(2, epoch=1), ("3", TOO_DEEP)) == [RELEASE, REFUSE]
+    assert resume.outcome == "unproven unreadable"
+
+
+def test_a_recorded_event_that_cannot_be_read_is_matched_all_the_same() -> None:
+    """R7: by its digest, where the policy lets it through."""
+    scene = story(1, **LENIENT)
+    scene.live(scene.session.index[b"1"], ("2", TOO_DEEP), *notes(3, epoch=1))
+    assert scene.resume("1").released(("2", TOO_DEEP), *notes(3, 4, epoch=1)) == ["2", "3", "4"]
+
+
+def test_an_unknown_cursor_takes_no_room_before_the_upstream_has_granted_it() -> None:
+    """L5, F3: else anybody could push the streams of a session out of its record."""
+    scene = story(1, 2, 3, limits=Limits(streams=1, events=9), **LENIENT)
+    judge = Judge(scene.policy, scene.session, None, verdict=unproven(Reason.UNKNOWN_CURSOR))
+    assert judge.stream.origin is Origin.UNKNOWN
+    assert judge.end_without_message(1) is Ending.PASS
+    scene.session.stream_changed(judge.stream)
+    assert scene.session.knows(b"3")
+    judge.open()
+    stream = judge.stream
+    judge.open()
+    assert list(scene.session) == [judge.stream] == [stream]
+    assert not scene.session.knows(b"3")
+
+
+def test_what_enforce_would_have_held_is_proven_once_nothing_contradicts_it() -> None:
+    """Section 9: observe counts one verdict for a resume, and a contradiction comes first."""
+    scene = Scene(epoch=None, mode=Mode.OBSERVE)
+    scene.live(scene.call(5), *notes(1, 2, 3))
+    good = scene.resume("3", held=True)
+    good.feed(*notes(4))
+    assert good.judge.verdict == proven(Proof.CONNECTION)
+    bad = scene.resume("3", held=True)
+    bad.feed(("4", note("another")))
+    assert bad.judge.verdict is not None
+    assert bad.judge.verdict.reason is Reason.REPLAY_MISMATCH
+
+
+def test_a_held_stream_that_is_empty_is_no_reproach() -> None:
+    """R9 in observe mode."""
+    scene = Scene(epoch=None, mode=Mode.OBSERVE)
+    scene.live(scene.call(5), *notes(1, 2, 3))
+    judge = scene.resume("3", held=True).judge
+    judge.end_without_message(4)
+    assert judge.verdict == proven(Proof.CONNECTION)

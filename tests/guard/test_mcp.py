@@ -1,5 +1,6 @@
 """What a request or a message is: the era (S1), what a POST asks for (L1, L3), tokens and answers (L1, R7)."""
 
+import gzip
 import json
 
 import pytest
@@ -54,23 +55,54 @@ def test_only_the_era_of_sessions_is_guarded(version: bytes | None, guarded: boo
         (b'{"jsonrpc":"2.0","id":"5","method":"x"}', Call(owes=("5",))),
         (b'{"jsonrpc":"2.0","method":"notifications/initialized"}', Call()),
         (b'{"jsonrpc":"2.0","id":null,"method":"x"}', Call()),
-        (b'{"jsonrpc":"2.0","id":1.5,"method":"x"}', Call()),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"x"}', Call(owes=(1.5,))),
+        (b'{"jsonrpc":"2.0","id":5.0,"method":"x"}', Call(owes=(5,))),
         (b'{"jsonrpc":"2.0","id":3,"result":{}}', Call()),
         (b'[{"id":1,"method":"a"},{"method":"n"},{"id":2,"method":"b"},{"id":9,"result":{}}]', Call(owes=(1, 2))),
         (MARK + b'{"id":1,"method":"a"}', Call(owes=(1,))),
         (b"[]", Call()),
         (b"[1]", Call()),
-        (b"", Call()),
-        (b"\xff\xfe", Call()),
+        (b'[{"id":1,"method":"a"},null]', Call(owes=(1,))),
         (b'"initialize"', Call()),
-        (DEEP, Call()),
-        (b'{"id":' + ENORMOUS + b',"method":"x"}', Call()),
+        # as a lenient server would read it
+        (b'{"id":5,"method":"a","params":{"text":"\\ud83d"}}', Call(owes=(5,))),
+        (b'{"id":5.0,"method":"initialize","params":NaN}', Call(initialize=True, owes=(5,))),
+        (b'[{"id":"a","result":NaN},{"id":"b","method":"x\t"},{"method":"n"}]', Call(owes=("b",))),
+        # what it asks for is not known, or not all of it
+        (b"", Call(readable=False)),
+        (b"\xff\xfe", Call(readable=False)),
+        (gzip.compress(b'{"id":5,"method":"a"}'), Call(readable=False)),
+        (DEEP, Call(readable=False)),
+        (b'{"id":' + ENORMOUS + b',"method":"x"}', Call(readable=False)),
+        (b'{"id":NaN,"method":"x"}', Call(readable=False)),
+        (b'{"id":true,"method":"x"}', Call(readable=False)),
+        (b'{"id":"\\ud83d","method":"x"}', Call(readable=False)),
+        (b'[{"id":{},"method":"x"},{"id":1,"method":"initialize"}]', Call(initialize=True, owes=(1,), readable=False)),
         (b'{"id":12345678901234567890123,"method":"x"}', Call(owes=(12345678901234567890123,))),
     ],
 )
 def test_a_post_tells_what_it_asks_for(body: bytes, expected: Call) -> None:
-    """L3: a batch owes several responses; what cannot be read asks for nothing."""
+    """L3: a batch owes several responses; what cannot be read may ask for anything."""
     assert read_call(body) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "readable"),
+    [
+        ([{"id": n, "method": "x"} for n in range(1024)], True),
+        ([{"id": n, "method": "x"} for n in range(1025)], False),
+        ({"id": "a" * 64 * 1024, "method": "initialize"}, True),
+        ({"id": "a" * (64 * 1024 + 1), "method": "initialize"}, False),
+        ([{"id": f"{n}" + "a" * 40_000, "method": "x"} for n in range(2)], False),
+        ({"id": 1, "method": "x", "params": {"text": "a" * 100_000}}, True),
+    ],
+)
+def test_what_a_post_owes_is_bounded(body: object, readable: bool) -> None:
+    """L5: too many ids, or too long ones, are not remembered; what they owe is unknown then."""
+    call = read_call(json.dumps(body).encode())
+    assert call.readable is readable
+    assert bool(call.owes) is readable
+    assert call.initialize is ("initialize" in str(body))
 
 
 # -- tokens
@@ -82,6 +114,8 @@ def test_a_post_tells_what_it_asks_for(body: bytes, expected: Call) -> None:
         ((META, HEADER), [(b"Mcp-Session-Epoch", b"7")], Tokens((NAME,), "7")),
         ((META, HEADER), [], Tokens((NAME,), None)),
         ((META, HEADER), [(b"mcp-session-epoch", b"")], Tokens((NAME,), None)),
+        ((HEADER,), [(b"mcp-session-epoch", b" \t")], Tokens((), None)),
+        ((HEADER,), [(b"mcp-session-epoch", b"\t7 ")], Tokens((), "7")),
         ((HEADER, META), [(b"MCP-SESSION-EPOCH", b"7")], Tokens((), "7")),
         ((HEADER, META), [(b"other", b"7")], Tokens((NAME,), None)),
         ((HEADER,), [(b"mcp-session-epoch", b"a"), (b"mcp-session-epoch", b"b")], Tokens((), "a")),
@@ -114,30 +148,54 @@ def test_a_header_is_text() -> None:
         (b'{"params":{"_meta":{}},"result":{"_meta":{"session_epoch":3}}}', "3"),
         (b'{"params":{"_meta":{"session_\\u0065poch":6}}}', "6"),
         (MARK + note("x", 1), "1"),
-        # neither an integer nor a text with something in it
+        # other types: their JSON text
+        (note("x", True), "true"),
+        (note("x", 2.0), "2.0"),
+        (note("x", ["1"]), '["1"]'),
+        (note("x", {"a": 1}), '{"a":1}'),
+        (b'{"params":{"_meta":{"session_epoch":' + ENORMOUS + b"}}}", "Infinity"),
+        (b'{"_meta":{"session_epoch":false}}', "false"),
+        # as a lenient client would read it
+        (b'{"params":{"_meta":{"session_epoch":"\xff"}}}', "\ufffd"),
+        (b'{"params":{"_meta":{"session_epoch":"\\ud83d"}}}', '"\\ud83d"'),
+        (b'{"params":{"text":"\\ud83d","_meta":{"session_epoch":2}}}', "2"),
+        (b'{"params":{"text":"a\tb","_meta":{"session_epoch":"2"}}}', "2"),
+        (b'{"params":{"text":"a\xff","_meta":{"session_epoch":2}}}', "2"),
+        (b'{"params":{"_meta":{"session_epoch":2,"k\xff":1}}}', "2"),
+        (b'{"params":{"x":NaN},"result":{"_meta":{"session_epoch":2}}}', "2"),
+        (b'[{"params":{"_meta":{"session_epoch":2}}},null]', "2"),
+        (MARK + b'{"params":{"x":Infinity},"_meta":{"session_epoch":2}}', "2"),
+        (b'{"params":{"x":NaN,"_meta":{"session_epoch":""}},"_meta":{"session_epoch":2}}', "2"),
+        (b'{"params":{"x":NaN,"_meta":{"session_epoch":null}},"_meta":[]}', None),
+        (b"[null]", None),
+        # none
         (note("x"), None),
         (note("x", ""), None),
-        (note("x", True), None),
-        (note("x", 1.5), None),
-        (note("x", ["1"]), None),
         (b'{"params":{"_meta":{"session_epoch":null}}}', None),
-        (b'{"params":{"_meta":{"session_epoch":' + ENORMOUS + b"}}}", None),
-        (b'{"params":{"_meta":{"session_epoch":"\xff"}}}', None),
         (b'{"params":{"_meta":"session_epoch"}}', None),
         (b'{"params":{"session_epoch":1}}', None),
         (b'{"_meta":"session_epoch"}', None),
         (b'{"_meta":{"other":1}}', None),
         (b'{"params":["session_epoch"]}', None),
         (b'{"params":{"arguments":{"_meta":{"session_epoch":1}}}}', None),
-        # unreadable
+        # no JSON, or nested too deep
         (b"session_epoch: 1", None),
         (DEEP, None),
         (b"", None),
     ],
 )
-def test_a_token_is_an_integer_or_a_text(data: bytes, token: str | None) -> None:
-    """Section 2, L1: compared as text; looked for in params, then in result, then in the message itself."""
+def test_a_token_is_text(data: bytes, token: str | None) -> None:
+    """Section 2, L1, R7: looked for in params, then in result, then in the message itself, as some client reads it."""
     assert read_messages(data, PLAIN).tokens == (token,)
+
+
+@pytest.mark.parametrize(
+    ("data", "readable"),
+    [(DEEP, False), (None, False), (b"session_epoch: 1", True), (b"", True), (b'{"x":NaN}', True), (note(1), True)],
+)
+def test_what_is_no_json_says_nothing_to_anybody(data: bytes | None, readable: bool) -> None:
+    """R7, T8: what is too deep, or too long, may say something to somebody."""
+    assert read_messages(data, Tokens((NAME,), "h")) == Messages(("1" if data == note(1, 1) else "h",), (), readable)
 
 
 def test_a_key_may_be_written_with_escapes() -> None:
@@ -176,6 +234,10 @@ def test_the_header_counts_where_a_message_has_no_token() -> None:
         (result("5"), ("5",)),
         (b'{"id":6,"error":{"code":-1}}', (6,)),
         (b'{"id":6,"result":null}', (6,)),
+        (b'{"id":5.0,"result":{}}', (5,)),
+        (b'{"id":5,"result":{"text":"\\ud83d"}}', (5,)),
+        (b'[{"id":5,"error":NaN},{"id":"7","result":{}},{"id":8,"method":"x","result":1},null]', (5, "7")),
+        (b'{"id":[],"result":{}}', ()),
         (batch(result(1), note(2), result("b")), (1, "b")),
         (b'{"id":7,"method":"ping"}', ()),
         (b'{"id":null,"error":{"code":-1}}', ()),
@@ -275,6 +337,10 @@ def test_no_bytes_are_too_strange(data: bytes | str) -> None:
         ({"id": 0, "result": {"protocolVersion": 1}}, False),
         ({"id": 0, "result": []}, False),
         ({"id": 0, "error": {"code": -32602, "message": "protocolVersion"}}, False),
+        (
+            {"id": 0, "result": {"protocolVersion": "x", "serverInfo": {"name": "\ud83d", "version": float("nan")}}},
+            True,
+        ),
         (5, False),
     ],
 )

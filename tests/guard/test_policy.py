@@ -30,6 +30,8 @@ from guard.scene import policy
         (b"http://h/mcp?x", "/mcp"),
         (b"http://h", "/"),
         (b"http://h?x=/mcp", "/"),
+        (b"/mcp#x", "/mcp"),
+        (b"/mcp?a#/x?b", "/mcp"),
         (b"*", "*"),
     ],
 )

@@ -270,12 +270,36 @@ def test_bare_integers_of_several_streams_only_rise() -> None:
 def test_a_gap_longer_than_the_ttl_is_a_boundary_signal() -> None:
     """Section 2."""
     session = Scene().session
-    session.touch(1100.0, None)
-    session.touch(1400.0, 300.0)
+    session.touch(1100.0)
+    session.note_gap(1500.0, None)
+    session.note_gap(1400.0, 300.0)
     assert session.boundary_at == float("-inf")
-    session.touch(1700.1, 300.0)
+    session.touch(1400.0)
+    session.note_gap(1700.1, 300.0)
     assert session.boundary_at == 1700.1
-    assert session.active_at == 1700.1
+
+
+def test_a_request_alone_is_no_sign_of_life() -> None:
+    """Section 2, L5: the upstream may refuse it, and it may be anybody's."""
+    session = Scene().session
+    session.touch(1100.0)
+    session.note_gap(1300.0, 300.0)
+    assert session.active_at == 1100.0
+    session.note_gap(1500.0, 300.0)
+    assert session.boundary_at == 1500.0
+
+
+def test_what_cannot_be_read_is_delivered_all_the_same() -> None:
+    """R3, T8: a ledger that keeps it elsewhere hears of it, once."""
+    session = Scene().session
+    hearer = session.watcher = Hearer()
+    session.mark_delivered()
+    session.mark_delivered()
+    assert session.delivered
+    assert hearer.heard == ["session"]
+    alone = Scene().session
+    alone.mark_delivered()
+    assert alone.delivered
 
 
 def test_another_instance_is_a_boundary_signal() -> None:
@@ -317,7 +341,8 @@ def test_a_ledger_in_memory_need_not_listen() -> None:
     scene = Scene(epoch=None, limits=Limits(streams=1, events=4))
     scene.session.watcher = Watcher()
     scene.live(scene.call(1), ("1", note(1, epoch="e")))
-    scene.session.touch(5000.0, 1.0)
+    scene.session.note_gap(5000.0, 1.0)
+    scene.session.touch(5000.0)
     scene.session.stream_changed(scene.call(2))
     assert scene.session.token == "e"
     assert scene.session.boundary_at == 5000.0

@@ -166,6 +166,10 @@ LOST = [
     b"MCP session is closed",
     b"the server is uninitialised",
     b"Session not found. Events of it are gone.",
+    b"Session with ID 7 not found",
+    error(-32602, "Bad Request: No valid session ID provided"),
+    error(-32000, "Not initialized"),
+    b'{"error":"server_not_initialized"}',
 ]
 NO_LOSS = [
     b"",
@@ -181,6 +185,11 @@ NO_LOSS = [
     error(-32602, "Invalid params: session_name is required"),
     error(-32602, "missing required parameter: session_id"),
     error(-32700, "Parse error in unknown session"),
+    error(-32000, "Database not initialized"),
+    error(-32000, "Invalid session type"),
+    error(-32000, "Missing argument: browser session"),
+    error(-32000, "Your session with GitHub expired, sign in"),
+    b'{"error":"this session does not support GET streams"}',
     error(-32601, "Method not found: session/list"),
 ]
 OF_AN_EVENT = [

@@ -4,8 +4,9 @@ import pytest
 
 from epochgate.guard.mcp import Headers
 from epochgate.guard.policy import MetaSource
+from epochgate.guard.sse import Framer
 from epochgate.guard.watch import Watch
-from guard.scene import HEADER, META, Scene, batch, blocks, note, result
+from guard.scene import HEADER, META, TOO_DEEP, Scene, batch, blocks, note, result, sse
 
 TOKEN_1: Headers = [(b"Mcp-Session-Epoch", b"1")]
 TOKEN_2: Headers = [(b"Mcp-Session-Epoch", b"2")]
@@ -84,6 +85,35 @@ def test_a_live_stream_is_recorded_and_watched() -> None:
     assert scene.live(stream, ("3", note(4, 2)))
     assert stream.end == 4
     assert not scene.live(stream, ("4", note(5, 1)))
+
+
+@pytest.mark.parametrize(
+    ("told", "changed"),
+    [
+        (b'{"method":"n","params":{"text":"\\ud83d","_meta":{"session_epoch":2}}}', True),
+        (b'{"method":"n","params":{"x":NaN,"_meta":{"session_epoch":1}}}', False),
+        (b'{"method":"n","params":{"_meta":{"session_epoch":2.0}}}', True),
+        (TOO_DEEP, False),
+    ],
+)
+def test_what_some_client_can_read_counts(told: bytes, changed: bool) -> None:
+    """R12: on live traffic what nobody can read shows nothing."""
+    scene = Scene()
+    assert scene.live(scene.call(1), ("1", told)) is changed
+
+
+@pytest.mark.parametrize(("size", "told"), [(10, result(1, 1)), (1 << 20, TOO_DEEP)])
+def test_what_a_stream_owes_is_unknown_after_a_message_that_cannot_be_read(size: int, told: bytes) -> None:
+    """L3, R9: it may have been the response."""
+    scene = Scene()
+    stream = scene.call(1)
+    watched = Watch(scene.policy, scene.session, (), stream)
+    for block in Framer(keep_data=size).feed(sse("1", told)):
+        assert not watched.see(block, 1.0)
+    assert stream.end == 1
+    assert not stream.owes
+    assert not stream.owes_known
+    assert not stream.finished
 
 
 def test_a_response_without_a_stream_leaves_no_record() -> None:

@@ -75,7 +75,10 @@ def _prepare_node(name: str) -> Sdk:
     def install() -> None:
         shutil.rmtree(modules, ignore_errors=True)
         flags = ["--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
-        _run([npm, "install", *flags, "--prefix", str(HERE)])
+        try:
+            _run([npm, "install", *flags, "--prefix", str(HERE)])
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise UnavailableError("npm could not install the TypeScript SDK: its registry is out of reach") from error
 
     _once(name, HERE / "package.json", node, modules, install)
     return Sdk(name, node, ".mjs")
@@ -85,11 +88,14 @@ def _once(name: str, pins: pathlib.Path, runtime: str, product: pathlib.Path, in
     """Runs `install` unless it ran for these very pins."""
     stamp = CACHE / f"{name}.pins"
     wanted = hashlib.sha256(pins.read_bytes() + runtime.encode()).hexdigest()
-    if product.exists() and stamp.exists() and stamp.read_text() == wanted:
-        return
-    install()
-    stamp.write_text(wanted)
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
+        if product.exists() and stamp.exists() and stamp.read_text() == wanted:
+            return
+        install()
+        stamp.write_text(wanted)
 
 
 def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=180)

@@ -154,7 +154,7 @@ async def test_what_was_forgotten_stays_forgotten(durable):
 async def test_odd_contents_are_kept(durable):
     ledger = await durable.ledger()
     session = ledger.open(b"session", b"", "\udcff \u20ac", "mcp", time.time())
-    owes = (1, -(2**80), 2**70, "1", "\u20ac", "")
+    owes = (1, -(2**80), 2**70, 1.5, "1", "\u20ac", "")
     stream = session.open_stream(Origin.CALL, owes, b"")
     session.add(stream, Event(None, b"d", 1.0), (), learn=True)
     session.add(stream, Event(b"\x80\xff", b"", 2.0), (2**70,), learn=True)

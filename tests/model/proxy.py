@@ -145,6 +145,7 @@ class Proxy:
             answer = self.server.resume(session.id, ask_from)
             if answer.stream is not None:
                 judge.tokens = tokens_of(self.policy.sources, answer.stream.headers)
+                judge.open()
                 former = self.flows.get(judge.stream)
                 if former is not None:
                     former.close()

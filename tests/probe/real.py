@@ -83,7 +83,7 @@ def _install_fastmcp(home: pathlib.Path) -> None:
     _run([sys.executable, "-m", "venv", str(home)])
     python = str(home / "bin" / "python")
     _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(pins)])
-    shutil.copy(pins, home / pins.name)
+    _note_current(home, pins)
 
 
 def _install_everything(home: pathlib.Path) -> str:
@@ -97,16 +97,22 @@ def _install_everything(home: pathlib.Path) -> str:
         _run(
             [npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(home)]
         )
+        _note_current(home, pins)
     return node
 
 
 def _is_current(home: pathlib.Path, pins: pathlib.Path) -> bool:
     """Whether the environment was built for these very pins; if not, it is removed."""
-    copy = home / pins.name
-    if copy.exists() and copy.read_text() == pins.read_text():
+    note = home / ".installed"
+    if note.exists() and note.read_text() == pins.read_text():
         return True
     shutil.rmtree(home, ignore_errors=True)
     return False
+
+
+def _note_current(home: pathlib.Path, pins: pathlib.Path) -> None:
+    """Say so once it is whole: a build that was broken off is begun anew."""
+    shutil.copy(pins, home / ".installed")
 
 
 def _run(words: list[str]) -> None:

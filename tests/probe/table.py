@@ -57,8 +57,8 @@ FOOT = """
 $ epochgate probe http://127.0.0.1:3000/mcp --tool NAME --arguments '{"some": "arguments"}'
 ```
 
-Name a harmless tool that streams for a second or more; without one, nothing is called and what shows only in a running call
-is left out. Credentials go into `--header`. The report says for each finding what it means, and ends with a configuration to
+Name a harmless tool that streams for a second or more; without one, nothing is called, and what shows only in a running call
+is reported as "not looked at". Credentials go into `--header`. The report says for each finding what it means, and ends with a configuration to
 paste. Exit status: 0 no risk was found, 1 there are risks, 2 it could not be told.
 
 How to read the recommendation:
@@ -66,9 +66,10 @@ How to read the recommendation:
 | the report says | then |
 |---|---|
 | `mode: bypass` | the server has no sessions: nothing to guard |
+| `mode: observe` | look first, then enforce with the same `resume` settings ([rollout.md](rollout.md)); where no event carries an id there is nothing to guard, and it can stay so |
 | `epoch.sources` | the server sends an epoch token there: any resume can be proven, on any connection |
 | `accept: [connection, epoch]` | without a token a resume is proven by the connection that epochgate holds (`hold.time`), and by nothing else |
-| `overlap` as well | the server closes streams on purpose, so that held connections do not help; its buffer ends with the session, and it replays faithfully |
+| `overlap` as well | the server closes streams on purpose, so that held connections do not help; its buffer ends with the session, and it replays faithfully ([what voids it, and what it does not see](runbook.md#overlap)) |
 | `event_ids: increasing` | one counter numbers all sessions: gaps mean nothing |
 
 A server that silently creates a lost session anew, on top of its old buffer, cannot be told from a healthy one by a replay.

@@ -81,6 +81,8 @@ async def test_what_is_no_mcp_server_cannot_be_told() -> None:
     assert status == 2
     assert "no answer to POST" in output
     assert "Recommended" not in output
+    assert "risk" not in output
+    assert output.endswith("\nCould not tell: nothing was found out about this server.\n")
 
     async def serve(request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/moved":

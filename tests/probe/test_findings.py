@@ -75,7 +75,8 @@ async def test_no_tool_is_called_that_was_not_named() -> None:
     async with ScriptedServer(Knobs()).running() as server:
         report = await probe(server)
         assert server.tools_called == []
-        assert outcomes(report) == GOOD | {Check.RECONNECT: "does not apply"}
+        assert outcomes(report) == GOOD | {Check.RECONNECT: "not looked at"}
+        assert report.as_text().endswith(" Not looked at, because no tool was named: reconnect in a call.")
         assert report.status == 0
 
 
@@ -95,10 +96,11 @@ async def test_no_tool_is_called_that_was_not_named() -> None:
         ({"deletable": False}, Check.DELETED, "not deletable"),
         ({"deletable": False}, Check.AFTER_DELETE, "not deletable"),
         ({"answers": "json"}, Check.ANSWERS, "json"),
-        ({"answers": "json"}, Check.EVENT_IDS, "none"),
-        ({"answers": "json"}, Check.REPLAY, "nothing to replay"),
-        ({"answers": "json"}, Check.UNKNOWN_CURSOR, "does not apply"),
-        ({"answers": "json"}, Check.AFTER_DELETE, "does not apply"),
+        ({"answers": "json"}, Check.EVENT_IDS, "none seen"),
+        ({"answers": "json"}, Check.REPLAY, "not looked at"),
+        ({"answers": "json"}, Check.UNKNOWN_CURSOR, "not looked at"),
+        ({"answers": "json"}, Check.FOREIGN_CURSOR, "not looked at"),
+        ({"answers": "json"}, Check.AFTER_DELETE, "not looked at"),
         ({"answers": "mixed"}, Check.ANSWERS, "mixed"),
         ({"ids": "none"}, Check.EVENT_IDS, "none seen"),
         ({"ids": "increasing"}, Check.EVENT_IDS, "increasing"),
@@ -163,6 +165,9 @@ async def test_a_fault_is_found(knobs: dict[str, Any], check: Check, outcome: st
         ({}, ToolCall("count", {"steps": 0, "pause": 0}), Check.RECONNECT, "too short"),
         ({"ids": "none"}, STREAMING, Check.EVENT_IDS, "none"),
         ({"ids": "none"}, STREAMING, Check.RECONNECT, "does not apply"),
+        ({"ids": "none"}, STREAMING, Check.REPLAY, "nothing to replay"),
+        ({"ids": "none"}, STREAMING, Check.UNKNOWN_CURSOR, "does not apply"),
+        ({"ids": "none"}, STREAMING, Check.AFTER_DELETE, "does not apply"),
         ({}, ToolCall("broken", {}), Check.ANSWERS, "failed"),
     ],
 )
@@ -193,6 +198,7 @@ async def test_the_policy_follows_what_was_found() -> None:
     """Section 10: token sources, `overlap` for honest servers that poll, `increasing` for shared counters."""
     async with ScriptedServer(Knobs(epoch="meta", ids="shared")).running() as server:
         found = policy(await probe(server))
+    assert found["mode"] == "observe"
     assert found["epoch"] == {"sources": [{"meta": "com.example/session_epoch"}]}
     assert found["resume"] == {"accept": ["connection", "epoch"], "unproven": "restart", "event_ids": "increasing"}
     async with ScriptedServer(Knobs(closes=True)).running() as server:
@@ -208,7 +214,11 @@ async def test_the_policy_follows_what_was_found() -> None:
         report = await probe(server, STREAMING)
     assert policy(report)["resume"]["accept"] == ["connection", "epoch"]
     assert report.recommendation is not None
-    assert "its buffer may outlive the session and its replay is not what was sent" in report.recommendation.reasons[0]
+    assert "its buffer may outlive the session and its replay is not what was sent" in report.recommendation.reasons[1]
+    async with ScriptedServer(Knobs(ids="none")).running() as server:
+        report = await probe(server, STREAMING)
+    assert policy(report)["mode"] == "observe"
+    assert "there is nothing to guard" in report.as_text()
 
 
 async def test_it_keeps_its_bound_of_time() -> None:

@@ -205,3 +205,11 @@ async def attempt(server, data):
     """Send to somebody who may cut it off."""
     with contextlib.suppress(ConnectionError):
         await server.send(data)
+
+
+@pytest.mark.parametrize("name", [b"host", b"Mcp-Session-Id", b"x, HOST"])
+async def test_t2_a_field_that_judges_is_no_connection_option(relay, name):
+    client = await relay.connect()
+    await client.send(get(b"/", b"Connection: " + name))
+    assert (await client.message()).status == 400
+    assert await relay.unasked()

@@ -266,8 +266,8 @@ async def test_t6_a_client_that_half_closes_gets_all_its_answers(relay):
 
 async def test_t6_a_slow_client_is_not_cut(relay, monkeypatch):
     """Not while it sends its request, and not while it reads the last of an answer that ends its connection."""
-    for limit in ("KEEP_ALIVE", "HEAD_TIMEOUT", "LINGER"):
-        monkeypatch.setattr(f"epochgate.relay.client.{limit}", 0.2)
+    for limit, seconds in (("KEEP_ALIVE", 0.2), ("HEAD_TIMEOUT", 0.5), ("LINGER", 0.2)):
+        monkeypatch.setattr(f"epochgate.relay.client.{limit}", seconds)
     client = await relay.connect()
     for piece in (b"POST / HT", b"TP/1.1\r\nContent-", b"Length: 6\r\nConnection: close\r\n\r\n", b"ab", b"cd", b"ef"):
         await client.send(piece)
@@ -294,6 +294,41 @@ async def test_t6_a_silent_client_is_let_go(relay, monkeypatch):
         if data:
             await client.send(data)
         assert await client.gone(1.0)
+
+
+async def test_t6_a_head_byte_by_byte_gains_no_time(relay, monkeypatch):
+    """The time for a head is for the whole of it."""
+    monkeypatch.setattr("epochgate.relay.client.HEAD_TIMEOUT", 0.3)
+    client = await relay.connect()
+    await client.send(b"GET / HTTP/1.1\r\nX: ")
+    with pytest.raises(ConnectionError):
+        async with asyncio.timeout(3):
+            while True:
+                await asyncio.sleep(0.02)
+                await client.send(b"y")
+
+
+async def test_f1_the_body_of_a_refused_request_is_not_waited_for_for_ever(relay, monkeypatch):
+    """One that stalls gets its answer all the same, on a connection that then ends."""
+    monkeypatch.setattr("epochgate.relay.answers.DRAIN_TIME", 0.1)
+    client = await relay.connect()
+    await client.send(get(b"/mcp", b"Connection: host", b"Content-Length: 100", method=b"POST") + b"x")
+    assert (await client.message()).status == 400
+    assert await client.rest() == b""
+    assert await relay.unasked()
+
+
+async def test_l2_the_body_of_a_post_that_may_initialize_is_not_waited_for_for_ever(relay, monkeypatch):
+    """The session is not known: it is forwarded as it comes, however slowly."""
+    monkeypatch.setattr("epochgate.relay.forward.HANDSHAKE_TIME", 0.1)
+    client = await relay.connect()
+    await client.send(get(b"/mcp", b"Mcp-Session-Id: old", b"Content-Length: 3", method=b"POST") + b"a")
+    server = await relay.accept()
+    await server.until(b"\r\n\r\na")
+    await client.send(b"bc")
+    assert await server.exactly(2) == b"bc"
+    await server.send(ok(b"done"))
+    assert (await client.message()).body == b"done"
 
 
 async def test_t6_idle_timeout_is_that_of_the_upstream_only():

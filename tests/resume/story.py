@@ -169,6 +169,12 @@ class Story:
         return self.relay.context.ledger.get(b"S1", time.time())
 
     @property
+    def flow(self) -> Any:
+        """The only stream that flows."""
+        (flow,) = self.relay.context.streams
+        return flow
+
+    @property
     def held(self) -> int:
         return len(self.relay.context.holds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import zlib
 
 import pytest
@@ -187,3 +188,96 @@ async def test_r12_t8_another_epoch_in_a_coded_json_answer(proxy):
         other: Answer = await story.other(reply(200, body, JSON, b"Content-Encoding: gzip"))
         assert await other.rest() == body
         await until(lambda: story.session.fence == "epoch_changed")
+
+
+@pytest.mark.parametrize("coding", [b"br", b"zstd", b"gzip, br"])
+async def test_r3_t8_a_live_stream_that_cannot_be_read_has_delivered_something(proxy, coding):
+    """Its ids are not known, but its client may have some: a cursor is unknown, and no leftover of another session."""
+    async with proxy() as relay:
+        story = Story(relay)
+        await story.open(1)
+        client, server, _ = await story.ask(story.call(5))
+        await server.send(coded(coding) + part(b"coded"))
+        await client.until(b"coded")
+        server.reset()
+        await client.rest()
+        again = await story.resume(5)
+        assert (await again.error())["data"] == {"reason": "unknown_cursor"}
+        assert await relay.unasked()
+
+
+class Coder:
+    """Codes a stream piece by piece, each so that all of it can be decoded at once."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+
+    def __call__(self, data: bytes) -> bytes:
+        return self._zlib.compress(data) + self._zlib.flush(zlib.Z_SYNC_FLUSH)
+
+
+async def test_r11_t8_coded_bytes_wait_for_the_end_of_their_event(proxy):
+    """Half an event, however well it can be decoded, is not checked yet; a whole good one is released."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        code = Coder()
+        good, half, rest = code(notes(4, epoch=1)), code(notes(5, epoch=1)[:-1]), code(b"\n")
+        client, server, _ = await story.resumed(3, coded(b"gzip") + part(good))
+        await client.until(good)
+        await server.send(part(half))
+        await until(lambda: story.flow._coded == half)
+        assert client.data == good
+        await server.send(part(rest))
+        await client.until(rest)
+        assert client.data == good + half + rest
+        await server.send(part(code(notes(6, epoch=2)[:-1])))
+        await server.send(part(code(b"\n")))
+        assert (await client.rest(), client.end) == (good + half + rest, "aborted")
+        assert story.verdicts() == ["epoch", "epoch_changed"]
+
+
+async def test_r10_t8_nothing_of_half_a_coded_event_is_released_in_silence(proxy):
+    async with proxy(resume={"first_event_timeout": 0.05}) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        code = Coder()
+        quiet = code(b": hello\n\n")
+        client, server, _ = await story.resumed(3, coded(b"gzip") + part(quiet))
+        await client.until(quiet)
+        await server.send(part(code(notes(4, epoch=2)[:-1])) + LAST_CHUNK)
+        assert (await client.rest(), client.end) == (quiet, "aborted")  # T4: the coding lacks its end
+
+
+async def test_t8_the_end_of_a_line_in_two_reads_is_coded_as_well(proxy):
+    """The LF of a last CRLF is part of the coded bytes; nothing decoded gets among them."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        code = Coder()
+        event_ = notes(4, epoch=1).replace(b"\n", b"\r\n")
+        first, last = code(event_[:-1]), code(b"\n")
+        client, server, _ = await story.resumed(3, coded(b"gzip") + part(first))
+        await client.until(first)
+        await server.send(part(last) + LAST_CHUNK)
+        assert (await client.rest(), client.end) == (first + last, "clean")
+
+
+@pytest.mark.parametrize("unproven", ["restart", "resume"])
+async def test_t8_a_coded_event_that_is_too_long_to_be_held_back(proxy, unproven, monkeypatch):
+    monkeypatch.setattr("epochgate.relay.flow.JUDGED_BLOCK", 1000)
+    async with proxy(resume={"unproven": unproven}) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        code = Coder()
+        good = code(notes(4, epoch=1))
+        long = code(b": " + random.Random(1).randbytes(2000).hex().encode())
+        client, server, _ = await story.resumed(3, coded(b"gzip") + part(good))
+        await client.until(good)
+        await server.send(part(long))
+        if unproven == "resume":
+            await client.until(long)
+            assert client.data == good + long
+        else:
+            assert (await client.rest(), client.end) == (good, "aborted")
+        assert story.verdicts() == ["epoch", "unreadable"]

@@ -582,3 +582,29 @@ async def test_l5_a_stream_that_was_forgotten_is_not_held(proxy):
         story.answer.peer.reset()
         assert await story.server.gone()
         assert story.held == 0
+
+
+@pytest.mark.parametrize("size", [BIG, 5 * 1024 * 1024])
+async def test_r11_a_long_event_after_a_take_over_is_checked(proxy, size):
+    """Longer than what is read of a live one: it is a resumed stream from there on."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.leave()
+        client = await story.resume(3)
+        await client.begin()
+        await story.server.send(part(event(4, note("x" * size, 1))))
+        await client.until(b"\n\n")
+        await story.server.send(part(event(5, note("y" * size, 2))))
+        assert await client.told() == [(5, "epoch_changed")]
+        assert b"yyy" not in client.data
+        await story.fenced("epoch_changed")
+
+
+async def test_h3_a_long_event_in_the_buffer_is_checked(proxy):
+    async with proxy(resume={"hold": {"bytes": 16 * 1024 * 1024}}) as relay:
+        story = await began(relay, epoch=1)
+        await story.leave()
+        await story.server.send(part(event(4, note("x" * 5 * 1024 * 1024, 2))))
+        await until(lambda: story.session.fence)
+        client = await story.resume(3)
+        assert (await client.error())["data"] == {"reason": "epoch_changed"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import zlib
 
@@ -196,3 +197,31 @@ async def test_n1_a_held_stream_ends_with_its_session(proxy):
         assert await story.server.gone()
         client = await story.resume(3)
         assert (await client.error())["data"] == {"reason": "session_lost"}
+
+
+@pytest.mark.parametrize("status", [400, 404])
+async def test_n1_t6_a_body_that_does_not_end_passes_as_it_is(proxy, status, monkeypatch):
+    """Who tells a loss tells it at once."""
+    monkeypatch.setattr("epochgate.relay.passage.LOSS_TIME", 0.05)
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        client, server, _ = await story.ask(story.call(8))
+        start = b"HTTP/1.1 %d Whatever\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" % status
+        await server.send(start + part(b"Session not"))
+        await client.until(b"Session not")
+        await server.send(part(b" found") + LAST_CHUNK)
+        assert (await client.rest(), client.status, client.end) == (b"Session not found", status, "clean")
+        await story.alive()
+
+
+async def test_n1_a_client_that_leaves_before_the_loss_is_told(proxy, monkeypatch):
+    """Nothing is written to it when the time is over."""
+    monkeypatch.setattr("epochgate.relay.passage.LOSS_TIME", 0.05)
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        client, server, _ = await story.ask(story.call(8))
+        await server.send(b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n" + part(b"Ses"))
+        client.peer.reset()
+        assert await server.gone()
+        await asyncio.sleep(0.1)
+        await story.alive()

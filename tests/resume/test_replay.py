@@ -601,3 +601,75 @@ async def test_e1_tokens_compare_as_text(proxy, token):
         story = await began(relay, epoch=1)
         await story.cut()
         assert (await judged(story, 3, notes(4, epoch=token)))[0] == 200
+
+
+STRANGER = (b"Authorization: Bearer other",)
+
+
+async def refused_stranger(story: Story, *fields: bytes) -> None:
+    """A gateway refuses somebody else's request with this session id."""
+    client, server, _ = await story.ask(story.call(50, fields=STRANGER))
+    await server.send(reply(401, b"", *fields))
+    await client.rest()
+    assert client.status == 401
+
+
+async def test_f3_r8_a_refused_strangers_answer_tells_of_no_instance(proxy):
+    async with proxy(resume=OVERLAP, epoch=EPOCH) as relay:
+        story = await began(relay, head=STREAM[:-2] + b"X-Instance: one\r\n\r\n")
+        await story.pause()
+        await refused_stranger(story, b"X-Instance: gateway")
+        status, _ = await judged(story, 3, notes(3, 4), asked=2)
+        assert (status, story.verdicts()) == (200, ["overlap"])
+
+
+async def test_r8_l5_a_refused_strangers_requests_hide_no_gap(proxy):
+    async with proxy(resume=OVERLAP, epoch=EPOCH) as relay:
+        story = await began(relay)
+        await story.pause()
+        active_at = story.session.active_at
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            await refused_stranger(story)
+        assert story.session.active_at == active_at
+        status, _ = await judged(story, 3, notes(3, 4), asked=2)
+        assert (status, story.verdicts()) == (404, ["boundary"])
+
+
+async def test_l5_a_refused_resume_of_an_unknown_cursor_opens_no_stream(proxy):
+    """`unproven: resume`: else made-up cursors would push what is known out of the record."""
+    async with proxy(resume={"unproven": "resume"}) as relay:
+        story = await began(relay, epoch=1)
+        before = list(story.session)
+        client, server, _ = await story.ask(story.again("made-up", fields=STRANGER))
+        await server.send(reply(401))
+        await client.rest()
+        assert (client.status, list(story.session)) == (401, before)
+
+
+ERAS = {
+    "empty": ([b""], True),
+    "blank": ([b" "], True),
+    "with a blank": ([b"2025-11-25 "], True),
+    "with a tab": ([b"2025-11-25\t"], True),
+    "twice": ([b"2025-11-25, 2025-11-25"], True),
+    "of both eras": ([b"2026-07-28, 2025-11-25"], True),
+    "of both eras, in two fields": ([b"2026-07-28", b"2025-03-26"], True),
+    "empty members": ([b",", b""], True),
+    "of the era without sessions": ([b"2026-07-28 "], False),
+    "twice of that": ([b"2026-07-28,2026-07-28", b"2026-07-28"], False),
+}
+
+
+@pytest.mark.parametrize(("versions", "guarded"), ERAS.values(), ids=ERAS)
+async def test_s1_any_version_of_the_session_era_is_guarded(proxy, versions, guarded):
+    """Nobody knows which of them the server takes."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        fields = tuple(b"MCP-Protocol-Version: " + version for version in versions)
+        client, server, request = await story.resumed(3, b"", *fields)
+        assert request.all(b"MCP-Protocol-Version") == [version.strip() for version in versions]
+        await server.send(stream(notes(4, epoch=2)))
+        await client.rest()
+        assert client.status == (404 if guarded else 200)

@@ -304,6 +304,39 @@ async def test_t6_a_slow_reader_of_a_resume_stops_the_upstream(proxy):
         assert await server.gone()  # what was on its way is more than a hold takes (H2)
 
 
+async def test_t6_what_waits_for_the_head_is_bounded(proxy):
+    """A megabyte of comments while nothing is decided, and the upstream waits, until the head goes out (R10)."""
+    async with proxy(resume={"first_event_timeout": 1.5}) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, STREAM)
+        block = b": " + b"x" * 65_000 + b"\n\n"
+        sent = 0
+        with pytest.raises(TimeoutError):
+            while sent < 500:
+                await _send_soon(server, part(block))
+                sent += 1
+        assert not client.start
+        assert len(story.flow.pending) < 40
+        await client.begin()  # what could not be sent whole is still to be completed
+        server.reset()
+        assert len(await client.rest()) > 1024 * 1024
+        assert client.end == "aborted"
+
+
+async def test_t6_the_upstream_goes_on_when_the_head_is_out(proxy):
+    async with proxy(resume={"first_event_timeout": 0.3}) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, STREAM)
+        block = b": " + b"x" * 65_000 + b"\n\n"
+        sending = asyncio.ensure_future(server.send(part(block) * 200 + part(notes(4, epoch=1))))
+        await client.until(notes(4, epoch=1))
+        await sending
+        assert bytes(client.data) == block * 200 + notes(4, epoch=1)
+        assert story.verdicts() == ["epoch"]
+
+
 async def _send_soon(server, data: bytes) -> None:
 
     async with asyncio.timeout(0.5):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import yaml
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.exposition import choose_encoder
 
 from epochgate.admin.access import check_change, read_token
@@ -56,7 +59,9 @@ class AdminServer:
         add.add_post("/api/sessions/{fingerprint}/fence", self._fence)
         add.add_post("/-/reload", self._post_reload)
         add.add_post("/-/drain", self._post_drain)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        faults = logging.getLogger("epochgate.admin")
+        faults.addFilter(without_contents)
+        self._runner = web.AppRunner(application, access_log=None, logger=faults, shutdown_timeout=1.0)
 
     async def start(self, address: Address) -> None:
         """Listen at `address`. Raises OSError where that cannot be, ConfigurationError without a usable token."""
@@ -154,6 +159,18 @@ class AdminServer:
         if session is None:
             raise web.HTTPNotFound(text="no session at hand has this fingerprint; /api/sessions lists them")
         return session
+
+
+def without_contents(record: logging.LogRecord) -> bool:
+    """Of a fault, its kind and place alone: what an error says may quote the request (L7). Not the peer's faults."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is None or isinstance(error, HttpProcessingError):
+        return False
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" at {frame.filename}:{frame.lineno}" for frame in place)
+    record.msg, record.args = f"a request could not be handled: {type(error).__name__}{where}", ()
+    record.exc_info = None
+    return True
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -61,11 +61,12 @@ class Cursor:
 
 
 class Judge:
-    """Judges one resume of `session` after `cursor` (None: not in the ledger, let through unproven).
+    """Judges one resume of `session` after `cursor` (None: not in the ledger, let through unproven; see `open`).
 
     `tokens` says where the response that is judged has its epoch tokens; `outage_at` is when the upstream last refused
     or reset a new connection (s). `verdict` may be given where it fell before the upstream was asked. `connected`: the
     proof is a held connection; what comes on it is the stream's own un-resumed traffic, so only the token is watched.
+    `held`: in observe mode, where nothing is held, enforce would probably have had that proof.
     """
 
     def __init__(
@@ -77,13 +78,15 @@ class Judge:
         outage_at: float = NEVER,
         verdict: Verdict | None = None,
         connected: bool = False,
+        held: bool = False,
     ) -> None:
         self.policy = policy
         self.session = session
         self.tokens = Tokens((), None)
         self.verdict = verdict
         self.connected = connected
-        self.stream = cursor.stream if cursor is not None else session.open_stream(Origin.UNKNOWN)
+        self._held = held
+        self.stream = cursor.stream if cursor is not None else Stream(-1, Origin.UNKNOWN, (), b"")
         self.position = cursor.position if cursor is not None else -1
         self.outage_at = outage_at
         self._token: str | None = None  # the first one on this connection
@@ -92,6 +95,11 @@ class Judge:
         self._overlap = False
         self._matched = False  # an event of the record has come on this connection
         self._beyond = False  # an event beyond the ledger has come
+
+    def open(self) -> None:
+        """The upstream granted it: an unknown cursor gets a stream on record, which may push out another one (L5)."""
+        if self.stream.key < 0:
+            self.stream = self.session.open_stream(Origin.UNKNOWN)
 
     @property
     def refused(self) -> bool:
@@ -114,9 +122,11 @@ class Judge:
             self._record(block, now, Messages())
             return Step.SWALLOW if behind and not self.connected else Step.RELEASE  # it takes the client's cursor back
         self.stream.empties = 0
-        if block.data is None and not self.connected:
-            return Step.REFUSE if is_refused(self.unreadable(), self.policy) else Step.RELEASE
-        messages = read_messages(block.data or b"", self.tokens)
+        messages = read_messages(block.data, self.tokens)
+        if not messages.readable and not (block.data is None and self.connected):
+            self.unreadable()
+            if self.refused:
+                return Step.REFUSE
         found = self._token_fault(messages) or (_Place.NEW if self.connected else self._place(block, messages))
         if isinstance(found, Verdict):
             self.verdict = self._blamed(found)
@@ -143,13 +153,12 @@ class Judge:
             self.stream.empties += 1
             if self.stream.empties <= EMPTY_RESUMES:
                 return Ending.PASS
-        self.verdict = unproven(Reason.NO_EVENT)
+        self.verdict = proven(Proof.CONNECTION) if self._held else unproven(Reason.NO_EVENT)
         return Ending.REFUSE if self.refused else Ending.PASS
 
-    def unreadable(self) -> Verdict:
+    def unreadable(self) -> None:
         """What comes cannot be read (T8)."""
         self.verdict = unproven(Reason.UNREADABLE)
-        return self.verdict
 
     def _blamed(self, found: Verdict) -> Verdict:
         """What a contradiction amounts to: little on a record that lacks its end, and so perhaps the cursor's event."""
@@ -175,12 +184,15 @@ class Judge:
         stream = self.stream
         if stream.origin is Origin.UNKNOWN:
             return self._place_unanchored(block)
-        self._next = stream.message_from(max(self._next, stream.first))
-        expected = stream.at(self._next)
-        if expected is not None and expected.id == block.id and expected.digest == block.digest:
-            self._next += 1
-            self._matched = True
-            return _Place.REPLAYED
+        self._next = required = stream.message_from(max(self._next, stream.first))
+        while (expected := stream.at(required)) is not None:
+            if self._is_expected(block, required):
+                self._next = required + 1
+                self._matched = True
+                return _Place.REPLAYED
+            if stream.has_own_id(required):
+                break
+            required = stream.message_from(required + 1)  # what came without an id may be missing
         repeats = self._order() is Order.UNCHECKED
         known = self._recorded_place(block, repeats=repeats)
         if known is not None:
@@ -188,8 +200,16 @@ class Judge:
         if self._is_forgotten(block, before_record=expected is not None):
             return _Place.HAD
         if expected is not None:
-            return divergent(Reason.REPLAY_GAP, f"the recorded event at {self._next}", "an event that is not on record")
+            return divergent(Reason.REPLAY_GAP, f"the recorded event at {required}", "an event that is not on record")
+        self._next = required
         return self._foreign(block, messages, repeats=repeats) or self._id_fault(block) or _Place.NEW
+
+    def _is_expected(self, block: Block, position: int) -> bool:
+        """Whether it is the recorded event. One without an id of its own has whichever stuck on its connection (L3)."""
+        expected = self.stream.at(position)
+        if expected is None or expected.digest != block.digest:
+            return False
+        return expected.id == block.id or not (block.own_id or self.stream.has_own_id(position))
 
     def _recorded_place(self, block: Block, *, repeats: bool) -> _Place | Verdict | None:
         """Where this stream's record has the event; None if nowhere."""
@@ -201,7 +221,8 @@ class Judge:
         if repeats and self._beyond:
             return None  # ids repeat here: nothing tells a new event from an old one
         if stream.find(block.id, block.digest, self._next) is not None:
-            self._overlap = self._matched = True
+            if block.own_id:  # without one it may be a new event that says the same
+                self._overlap = self._matched = True
             return _Place.HAD
         later = stream.find(block.id, block.digest, stream.end)
         if later is not None:
@@ -255,6 +276,8 @@ class Judge:
 
     def _first_verdict(self, messages: Messages) -> Verdict:
         """R8, at the first event with a message that nothing contradicts."""
+        if self._held:
+            return proven(Proof.CONNECTION)
         accept = self.policy.accept
         known = self.session.token
         if known is not None and known in messages.tokens and Proof.EPOCH in accept:
@@ -277,6 +300,8 @@ class Judge:
             return
         if block.kind is BlockKind.PRIMING and block.id is not None and block.id in self.stream.positions:
             return  # it comes again, or repeats the id of an event
+        if not messages.readable:
+            self.stream.forget_owed()
         learn = self.connected and block.own_id
         self.session.add(self.stream, Event(block.id, block.digest, now), messages.answers, learn=learn)
         if self._next >= self.stream.end - 1:

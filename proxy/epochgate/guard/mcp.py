@@ -1,18 +1,22 @@
 """What a request or a message is: its era, whether it initializes, what it asks for, what it answers, its epoch token.
 
-Everything is read from a copy. Bytes that cannot be read say nothing: they never stop a message from being forwarded.
+Everything is read from a copy, twice where need be: quickly and strictly, then as the most lenient client would read it
+(broken UTF-8, lone surrogates, `NaN`, raw control characters). What is no JSON at all says nothing to anybody; what is
+nested too deep is unreadable, which is not the same.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from epochgate.guard.policy import HeaderSource, MetaSource, Source
 
-RpcId = int | str
+RpcId = int | float | str  # compared by value: 5.0 answers 5
 Headers = Sequence[tuple[bytes, bytes]]
 
 SESSION_ID = b"mcp-session-id"
@@ -38,22 +42,23 @@ class _Meta(msgspec.Struct, gc=False):
     meta: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict, name="_meta")
 
 
-class _InitializeResult(msgspec.Struct, gc=False):
-    protocol_version: str = msgspec.field(name="protocolVersion")
-
-
 class Messages(msgspec.Struct, frozen=True, gc=False):
-    """What the messages of one event or body say: a token or None for each, and the ids that they answer."""
+    """What the messages of one event or body say: a token or None for each, and the ids that they answer.
+
+    Where they are not `readable` some client may read in them what is not told here.
+    """
 
     tokens: tuple[str | None, ...] = (None,)
     answers: tuple[RpcId, ...] = ()
+    readable: bool = True
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """What a POST asks for: whether it initializes, and the ids of the requests in it."""
+    """What a POST asks for: whether it initializes, and the ids of the requests in it; all of them if `readable`."""
 
     initialize: bool = False
     owes: tuple[RpcId, ...] = ()
+    readable: bool = True
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False):
@@ -70,10 +75,14 @@ _TOKEN = re.compile(rb'\s*:\s*("?)([^",}\s\\]+)\1\s*[,}]')
 _messages = msgspec.json.Decoder(_Message | list[_Message])
 _meta = msgspec.json.Decoder(_Meta)
 _meta_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_identifier = msgspec.json.Decoder(int | str | None)
-_token = msgspec.json.Decoder(int | str)
-_initialize_result = msgspec.json.Decoder(_InitializeResult)
-_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_identifier = msgspec.json.Decoder(int | float | str | None)
+_token = msgspec.json.Decoder(int | str | None)
+_STRANGE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)  # for a lenient reader, perhaps
+_INFINITY = float("inf")
+_MOST_DIGITS = 4300  # Python converts no more; to most readers such a number is infinite
+# The requests in one POST whose ids are remembered (L5).
+_MOST_OWED = 1024
+_MOST_OWED_BYTES = 64 * 1024
 
 
 def is_session_era(version: bytes | None) -> bool:
@@ -95,40 +104,55 @@ def tokens_of(sources: Sequence[Source], headers: Headers) -> Tokens:
 
 
 def header_value(headers: Headers, source: HeaderSource) -> str | None:
-    """The value of a response header as text, None where it is absent or empty."""
+    """The value of a response header as text, None where it is absent or empty; blanks around it do not count."""
     for name, value in headers:
-        if len(name) == len(source.name) and name.lower() == source.name and value:
-            return value.decode("latin-1")
+        if len(name) == len(source.name) and name.lower() == source.name and (text := value.strip(b" \t")):
+            return text.decode("latin-1")
     return None
 
 
 def read_call(body: bytes) -> Call:
-    """What the body of a POST asks for. Bytes that are no JSON-RPC ask for nothing."""
+    """What the body of a POST asks for. Not readable: it may ask for more (no JSON, strange ids, too many: L3, L5)."""
     initialize = False
     owes: list[RpcId] = []
-    for message in _split(body):
-        if not message.method:
-            continue
-        if bytes(message.method) == b'"initialize"':
-            initialize = True
-        identifier = _rpc_id(message.id)
-        if identifier is not None:
-            owes.append(identifier)
-    return Call(initialize, tuple(owes))
+    try:
+        for message in _split(body):
+            if message.method:
+                if bytes(message.method) == b'"initialize"':
+                    initialize = True
+                identifier = _rpc_id(message.id)
+                if identifier is not None:
+                    owes.append(identifier)
+    except _STRANGE:
+        return _bounded(_read_call_leniently(body))
+    call = Call(initialize, tuple(owes))
+    return _bounded(call) if len(body) > _MOST_OWED else call
 
 
-def read_messages(data: bytes, tokens: Tokens) -> Messages:
-    """The tokens and the answered ids of the messages in an event or a JSON body."""
+def _bounded(call: Call) -> Call:
+    size = sum(len(str(identifier)) for identifier in call.owes)
+    if len(call.owes) > _MOST_OWED or size > _MOST_OWED_BYTES:
+        return Call(call.initialize, readable=False)
+    return call
+
+
+def read_messages(data: bytes | None, tokens: Tokens) -> Messages:
+    """The tokens and the answered ids of the messages in an event or a JSON body (None: too long to be read)."""
+    if data is None:
+        return Messages((tokens.default,), readable=False)
     if not tokens.keys and b'"id"' not in data:
         return NOTHING if tokens.default is None else Messages((tokens.default,))
     found: list[str | None] = []
     answers: list[RpcId] = []
-    for message in _split(data):
-        found.append(_token_of(message, tokens.keys) or tokens.default)
-        if (message.result or message.error) and not message.method:
-            identifier = _rpc_id(message.id)
-            if identifier is not None:
-                answers.append(identifier)
+    try:
+        for message in _split(data):
+            found.append(_token_of(message, tokens.keys) or tokens.default)
+            if (message.result or message.error) and not message.method:
+                identifier = _rpc_id(message.id)
+                if identifier is not None:
+                    answers.append(identifier)
+    except _STRANGE:
+        return _read_leniently(data, tokens)
     return Messages(tuple(found) or (tokens.default,), tuple(answers))
 
 
@@ -158,43 +182,35 @@ def carries_only(data: bytes, tokens: Tokens, known: str | None) -> bool:
 
 def holds_initialize_result(data: bytes) -> bool:
     """Whether one of the messages is the answer to `initialize` (L1)."""
-    for message in _split(data):
-        if message.result:
-            try:
-                _initialize_result.decode(message.result)
-            except _UNREADABLE:
-                continue
+    for message in _all_messages(data):
+        result = message.get("result")
+        if isinstance(result, dict) and isinstance(result.get("protocolVersion"), str):
             return True
     return False
 
 
 def error_code(body: bytes) -> int | None:
     """The code of the JSON-RPC error that a body holds, None if it holds none."""
-    for message in _split(body):
-        if message.error:
-            try:
-                code = _meta_members.decode(message.error).get("code")
-                return None if code is None else msgspec.json.decode(code, type=int)
-            except _UNREADABLE:
-                return None
+    for message in _all_messages(body):
+        if "error" in message:
+            error = message["error"]
+            code = error.get("code") if isinstance(error, dict) else None
+            return code if isinstance(code, int) else None
     return None
 
 
-def _split(data: bytes) -> Iterable[_Message]:
-    try:
-        decoded = _messages.decode(data.removeprefix(b"\xef\xbb\xbf"))
-    except _UNREADABLE:
-        return ()
+# -- quickly: raises one of _STRANGE where a lenient reader may see more
+
+
+def _split(data: bytes) -> Sequence[_Message]:
+    decoded = _messages.decode(data.removeprefix(b"\xef\xbb\xbf"))
     return decoded if isinstance(decoded, list) else (decoded,)
 
 
 def _rpc_id(raw: msgspec.Raw) -> RpcId | None:
     if not raw:
         return None
-    try:
-        identifier: RpcId | None = _identifier.decode(raw)
-    except _UNREADABLE:
-        return None
+    identifier: RpcId | None = _identifier.decode(raw)
     return identifier
 
 
@@ -204,28 +220,102 @@ def _token_of(message: _Message, keys: Sequence[str]) -> str | None:
         for holder in (message.params, message.result):
             raw = bytes(holder)
             if name in raw or b"\\" in raw:
-                try:
-                    members = _meta.decode(raw).meta
-                except _UNREADABLE:
-                    continue
-                token = _as_text(members.get(key))
+                token = _as_text(_meta.decode(raw).meta.get(key))
                 if token is not None:
                     return token
         if message.meta:
-            try:
-                token = _as_text(_meta_members.decode(message.meta).get(key))
-            except _UNREADABLE:
-                continue
+            token = _as_text(_meta_members.decode(message.meta).get(key))
             if token is not None:
                 return token
     return None
 
 
 def _as_text(raw: msgspec.Raw | None) -> str | None:
-    """A token compares as text: `1` equals `"1"`. What is neither an integer nor a text, or is empty, is none."""
+    """A token compares as text: `1` equals `"1"`. An empty text and `null` are none."""
     if raw is None:
         return None
+    token = _token.decode(raw)
+    return None if token is None else str(token) or None
+
+
+# -- as the most lenient client would
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
+
+
+_lenient = json.JSONDecoder(strict=False, parse_int=_integer)
+
+
+def _split_leniently(data: bytes) -> list[dict[str, object]]:
+    """The JSON objects. Raises ValueError where the data is no JSON, RecursionError where it is nested too deep."""
+    decoded = _lenient.decode(data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace"))
+    return [message for message in (decoded if isinstance(decoded, list) else [decoded]) if isinstance(message, dict)]
+
+
+def _all_messages(data: bytes) -> list[dict[str, object]]:
+    with contextlib.suppress(ValueError, RecursionError):
+        return _split_leniently(data)
+    return []
+
+
+def _read_call_leniently(body: bytes) -> Call:
+    initialize, readable = False, True
+    owes: list[RpcId] = []
     try:
-        return str(_token.decode(raw)) or None
-    except _UNREADABLE:
-        return None
+        for message in _split_leniently(body):
+            if "method" in message:
+                initialize = initialize or message["method"] == "initialize"
+                identifier, known = _lenient_id(message)
+                readable = readable and known
+                if identifier is not None:
+                    owes.append(identifier)
+    except (ValueError, RecursionError):
+        readable = False
+    return Call(initialize, tuple(owes), readable)
+
+
+def _read_leniently(data: bytes, tokens: Tokens) -> Messages:
+    found: list[str | None] = []
+    answers: list[RpcId] = []
+    try:
+        for message in _split_leniently(data):
+            found.append(_lenient_token(message, tokens.keys) or tokens.default)
+            if ("result" in message or "error" in message) and "method" not in message:
+                identifier, _ = _lenient_id(message)
+                if identifier is not None:
+                    answers.append(identifier)
+    except RecursionError:
+        return read_messages(None, tokens)
+    except ValueError:
+        return Messages((tokens.default,))
+    return Messages(tuple(found) or (tokens.default,), tuple(answers))
+
+
+def _lenient_id(message: dict[str, object]) -> tuple[RpcId | None, bool]:
+    """The id of a message, and whether it is known: what cannot be sent again as it came is not."""
+    identifier = message.get("id")
+    if isinstance(identifier, str) and _is_sendable(identifier):
+        return identifier, True
+    if isinstance(identifier, int | float) and not isinstance(identifier, bool) and abs(identifier) < _INFINITY:
+        return identifier, True
+    return None, identifier is None
+
+
+def _lenient_token(message: dict[str, object], keys: Sequence[str]) -> str | None:
+    for key in keys:
+        for holder in (message.get("params"), message.get("result"), message):
+            members = holder.get("_meta") if isinstance(holder, dict) else None
+            value = members.get(key) if isinstance(members, dict) else None
+            if isinstance(value, str) and _is_sendable(value):
+                if value:
+                    return value
+            elif value is not None:
+                return json.dumps(value, separators=(",", ":"))  # whatever it is, it is there, and may differ
+    return None
+
+
+def _is_sendable(text: str) -> bool:
+    """Whether it has no lone surrogate."""
+    return text.isascii() or text.encode("utf-8", "replace").decode() == text

@@ -104,11 +104,11 @@ class Policy:
 
 
 def normalize_path(target: bytes) -> str:
-    """The decoded, normalised path of a request target: no query, no escapes, no dot segments, no double slashes.
+    """The decoded, normalised path of a request target: no query, fragment, escapes, dot segments or double slashes.
 
     Policies are compared with this form only; the target itself is forwarded as it came (T3).
     """
-    path = target.partition(b"?")[0]
+    path = target.partition(b"#")[0].partition(b"?")[0]
     if not path.startswith(b"/"):  # absolute-form, or "*"
         _, found, rest = path.partition(b"://")
         path = b"/" + rest.partition(b"/")[2] if found else path

@@ -64,7 +64,7 @@ class Stream:
         self.positions: dict[bytes, int] = {}  # id -> the last position that has it
         self.last_id: bytes | None = None
         self.learner = Learner()
-        self.owes_known = True  # False: its request was too large to be read
+        self.owes_known = True  # False: its request, or one of its messages, could not be read
         self.left_at: float | None = None  # when its client went away while the upstream went on (observe mode)
         self.empties = 0  # resumes in a row that ended without a message (R9)
         self.spent = False  # an ask since its connection broke was answered by a 4xx or 5xx (F4)
@@ -87,6 +87,11 @@ class Stream:
         """The last id that a message had; that of a priming event only where no message had any."""
         return next((e.id for e in reversed(self.events) if e.id is not None and not e.priming), self.last_id)
 
+    def forget_owed(self) -> None:
+        """A message could not be read (L3): it may have been any response that was owed."""
+        self.owes.clear()
+        self.owes_known = False
+
     def at(self, position: int) -> Event | None:
         """The event at a position, None where it is forgotten or still to come."""
         index = position - self.first
@@ -99,6 +104,14 @@ class Stream:
             if event.id == event_id and event.digest == digest:
                 return position
         return None
+
+    def has_own_id(self, position: int) -> bool:
+        """Whether its event surely came with an id of its own: one that did not has none, or that of the one before.
+
+        Servers do not store what they send without an id.
+        """
+        event, before = self.at(position), self.at(position - 1)
+        return event is not None and event.id is not None and (before is None or event.id != before.id)
 
     def message_from(self, position: int) -> int:
         """The first position from `position` on that is no priming event; `end` if there is none."""
@@ -261,10 +274,13 @@ class Session:
 
     # -- the life of the session
 
-    def touch(self, now: float, ttl: float | None) -> None:
-        """Traffic of the session. A gap longer than `ttl` seconds before it is a boundary signal."""
+    def note_gap(self, now: float, ttl: float | None) -> None:
+        """A request comes: a gap of more than `ttl` seconds since the last sign of life is a boundary signal."""
         if ttl is not None and now - self.active_at > ttl:
             self.mark_boundary(now)
+
+    def touch(self, now: float) -> None:
+        """A sign of life: the upstream granted a request. One that it refuses may be anybody's (F3)."""
         self.active_at = now
         if self.watcher is not None:
             self.watcher.session_touched(self)
@@ -285,6 +301,13 @@ class Session:
         if self.watcher is not None:
             self.watcher.session_changed(self)
 
+    def mark_delivered(self) -> None:
+        """Something was delivered whose ids cannot be read (T8): its client may well resume (R3)."""
+        if not self.delivered:
+            self.delivered = True
+            if self.watcher is not None:
+                self.watcher.session_changed(self)
+
     def learn_token(self, token: str) -> None:
         """The first token counts where the handshake had none (L1)."""
         self.token = token
@@ -301,7 +324,7 @@ class Session:
 
     def stream_changed(self, stream: Stream) -> None:
         """A refusal has changed what a stream was told; a ledger that keeps it elsewhere hears of it."""
-        if self.watcher is not None:
+        if self.watcher is not None and stream.key in self.streams:
             self.watcher.stream_changed(self, stream)
 
     def __iter__(self) -> Iterator[Stream]:

@@ -20,17 +20,30 @@ INVALID_REQUEST = -32600
 INVALID_PARAMS = -32602
 PARSE_ERROR = -32700
 
-_SESSION_WORDS = re.compile(rb"session|initiali[sz]ed", re.IGNORECASE)
-# `session_name` and the like are parameters of some tool.
-_SESSION = rb"session(?![_-]?(?:name|type|title|key|kind|label|data|state|count|length|file|path|date|time|mode)s?\b)"
+# `session_name` and the like are parameters of some tool; "a session with some service" is another session.
+_SESSION = (
+    rb"session(?![ _-]?(?:name|type|title|key|kind|label|data|state|count|length|file|path|date|time|mode)s?\b)"
+    rb"(?! (?:with|to|at) (?!(?:the |this |that |an? )?(?:given |provided |specified )?(?:mcp[ -]|session[ -])*ids?\b))"
+)
+# Who is not initialized: the server, or nobody in particular. A database is another matter.
+_UNINITIALIZED = (
+    rb"(?:(?<![a-z])(?:server|session|transport|client|connection|protocol|mcp)[^.\n]{0,20}"
+    rb"|(?:^|[:.,\n\"]) *)(?:not[ _-]?(?:yet )?(?:been )?initiali[sz]ed|uninitiali[sz]ed)|uninitiali[sz]ed server"
+)
+_SESSION_WORDS = re.compile(rb"session|%b" % _UNINITIALIZED, re.IGNORECASE)
 _LOST_SESSION = re.compile(
     rb"(?<![a-z])(?:missing|invalid(?! request)|unknown|expired|valid|no|not find|cannot find)(?![a-z])[^.\n]{0,40}%b"
-    rb"|%b[^.\n]{0,40}(?<![a-z])(?:missing|invalid|unknown|expired|not|no longer|required|terminated|closed|ended"
-    rb"|evicted|deleted|timed out)(?![a-z])|not[ _-]?found[^.\n]{0,40}%b|session_?not_?found"
-    rb"|not[ _-]?(?:been )?initiali[sz]ed|uninitiali[sz]ed" % (_SESSION, _SESSION, _SESSION),
+    rb"|%b[^.\n]{0,40}(?<![a-z])(?:missing|invalid|unknown|expired|no longer|required|terminated|closed|ended"
+    rb"|evicted|deleted|timed out|(?:does not|doesn't) exist|not (?:yet )?(?:be |been )?(?:found|valid|known|active"
+    rb"|recogni[sz]ed|available|present|provided|given|set|specified|supplied|sent|open))(?![a-z])"
+    rb"|not[ _-]?found[^.\n]{0,40}%b|session_?not_?found|%b" % (_SESSION, _SESSION, _SESSION, _UNINITIALIZED),
     re.IGNORECASE,
 )
+# Wrong parameters may be those of some tool, unless the words are those of the protocol's own header.
+_LOST_PARAMETER = re.compile(rb"no valid session id|mcp-session-id", re.IGNORECASE)
 _EVENT_WORDS = re.compile(rb"event", re.IGNORECASE)
+# What is said of an event, or of an argument of some tool, is not said of the session.
+_OTHER_WORDS = re.compile(rb"event|(?<![a-z])arguments?(?![a-z])", re.IGNORECASE)
 _SENTENCE_END = re.compile(rb"[.;\n\"]")
 
 
@@ -100,10 +113,11 @@ def is_session_lost(method: bytes, status: int, body: bytes) -> bool:
     if method != b"GET" and status == 404:
         return True
     said = body
-    if method == b"GET":  # what is said of an event is not said of the session
-        said = b"\n".join(part for part in _SENTENCE_END.split(body) if not _EVENT_WORDS.search(part))
-    if status == 400:  # wrong parameters may be the session parameter of some tool
-        return code not in (INVALID_PARAMS, PARSE_ERROR) and _LOST_SESSION.search(said) is not None
+    if _OTHER_WORDS.search(body):
+        said = b"\n".join([part for part in _SENTENCE_END.split(body) if not _OTHER_WORDS.search(part)])
+    if status == 400:
+        lost = _LOST_PARAMETER if code == INVALID_PARAMS else _LOST_SESSION
+        return code != PARSE_ERROR and lost.search(said) is not None
     if code in (SESSION_NOT_FOUND, INVALID_REQUEST) and not _EVENT_WORDS.search(body):
         return True
     return _SESSION_WORDS.search(said) is not None

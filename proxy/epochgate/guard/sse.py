@@ -86,7 +86,6 @@ class Framer:
         "_data_hash",
         "_id",
         "_id_field",
-        "_keep_data",
         "_line",
         "_line_use",
         "_mark",
@@ -94,12 +93,13 @@ class Framer:
         "_open",
         "_raw",
         "_raw_exceeded",
+        "keep_data",
         "keep_raw",
     )
 
     def __init__(self, *, keep_raw: int = 0, keep_data: int = _KEEP_DATA) -> None:
-        self.keep_raw = keep_raw  # may be changed between two blocks
-        self._keep_data = keep_data
+        self.keep_raw = keep_raw  # both may be changed at any time; what a block has lost by then it does not get back
+        self.keep_data = keep_data
         self._mark = 0  # how many bytes of a byte order mark were read; all of them also where there is none
         self._after_cr = False
         self._id: bytes | None = None
@@ -253,7 +253,7 @@ class Framer:
             self._data_hash.update(part)
             return
         assert self._data is not None
-        if len(self._data) + len(part) <= self._keep_data:
+        if len(self._data) + len(part) <= self.keep_data:
             self._data += part
         else:
             self._data_hash = _hash(self._data)
@@ -284,7 +284,7 @@ class Framer:
             self._id = id_field or None
         if data:
             digest = xxhash.xxh3_128_digest(data)
-            if len(data) > self._keep_data:
+            if len(data) > self.keep_data:
                 data = None
         elif hashed is not None:
             digest = hashed.digest()

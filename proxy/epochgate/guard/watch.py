@@ -34,9 +34,14 @@ class Watch:
         if block.kind is BlockKind.OTHER:
             return False
         messages = NOTHING
-        if block.data and not says_nothing(block.data, self.tokens, self.session.token):
-            messages = read_messages(block.data, self.tokens)
+        if block.data:
+            if not says_nothing(block.data, self.tokens, self.session.token):
+                messages = read_messages(block.data, self.tokens)
+        elif block.kind is BlockKind.MESSAGE:
+            messages = read_messages(None, self.tokens)
         if self.stream is not None and not (block.id is None and block.kind is BlockKind.PRIMING):
+            if not messages.readable:
+                self.stream.forget_owed()
             self.session.add(self.stream, Event(block.id, block.digest, now), messages.answers, learn=block.own_id)
         return self._changed(messages)
 

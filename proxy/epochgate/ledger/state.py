@@ -267,11 +267,12 @@ def merge_stream(stream: Stream, kept: KeptStream, written: int) -> int:
     more = [event for event in ours if (event.id, event.digest) not in known]
     mine = {(event.id, event.digest) for event in ours}
     forked = bool(more) and any((event.id, event.digest) not in mine for event in theirs.events[since:])
-    owes, learner = stream.owes, stream.learner
+    owes, owes_known, learner = stream.owes, stream.owes_known, stream.learner
     told, refused = stream.told, stream.refused
     local_end = stream.end
     _fill(stream, state, theirs)
     stream.owes = {answer: None for answer in stream.owes if answer in owes}
+    stream.owes_known = stream.owes_known and owes_known
     stream.told = stream.told or told
     stream.refused = stream.refused or refused
     stream.torn = stream.torn or forked
@@ -304,7 +305,7 @@ def _fill(stream: Stream, state: StreamState, events: _Events) -> None:
 
 def _owes(data: bytes) -> Iterable[RpcId]:
     found = json.loads(data)
-    if not isinstance(found, list) or not all(isinstance(item, int | str) for item in found):
+    if not isinstance(found, list) or not all(isinstance(item, int | float | str) for item in found):
         raise ValueError("no list of request ids")
     return found
 

@@ -122,7 +122,9 @@ class _Replay:
         if not response.status:
             session.mark_boundary(end)
             return None
-        session.touch(begin, policy.session_ttl)
+        session.note_gap(begin, policy.session_ttl)
+        if response.status < 300:
+            session.touch(end)
         if request.method == "DELETE" and response.status < 300:
             session.close(Reason.DELETED.value, end)
         elif _streams(response):
@@ -159,7 +161,7 @@ class _Replay:
         session = self._sessions.get(name)
         if session is None:
             return _decision(place, shown, policy, unproven(Reason.UNKNOWN_SESSION), 0)
-        session.touch(begin, policy.session_ttl)
+        session.note_gap(begin, policy.session_ttl)
         found = session.locate(cursor.encode())
         pending = len(found[0].owes) if found else 0
         if session.fence is not None:

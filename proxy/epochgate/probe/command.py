@@ -46,7 +46,7 @@ async def _probe(options: argparse.Namespace) -> Report:
             progress.clear()
     parts = urlsplit(options.url)
     shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    told = any(f.check is Check.PROTOCOL and f.outcome != "none" for f in findings)
+    told = any(f.check is Check.PROTOCOL and f.outcome == "sessions" for f in findings)
     return Report(shown, findings, facts, recommend(shown, findings, facts) if told else None)
 
 

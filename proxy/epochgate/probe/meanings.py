@@ -11,9 +11,14 @@ MEANINGS: dict[tuple[Check, str], Meaning] = {
     ),
     (Check.PROTOCOL, "none"): Meaning(
         Level.UNKNOWN,
-        "The server did not accept `initialize`, so nothing about its sessions can be found out.",
+        "The server did not accept `initialize`, so nothing could be found out about its sessions.",
         "Check the URL and the credentials (`--header`). A server that speaks only 2026-07-28 has no sessions and "
         "needs no guard.",
+    ),
+    (Check.PROTOCOL, "no answer"): Meaning(
+        Level.UNKNOWN,
+        "Nothing usable answers at this address, so nothing could be found out.",
+        "Check the address, and whether the server is up.",
     ),
     (Check.SESSION, "unique"): Meaning(
         Level.GOOD,
@@ -43,8 +48,8 @@ MEANINGS: dict[tuple[Check, str], Meaning] = {
         "Requests are answered by event streams, which clients resume when they are cut.",
     ),
     (Check.ANSWERS, "json"): Meaning(
-        Level.GOOD,
-        "Requests are answered by plain JSON. There is no stream to resume.",
+        Level.NOTE,
+        "All that was asked was answered by plain JSON: there was no stream to resume.",
     ),
     (Check.ANSWERS, "mixed"): Meaning(
         Level.NOTE,
@@ -84,10 +89,11 @@ MEANINGS: dict[tuple[Check, str], Meaning] = {
     (Check.EVENT_IDS, "none"): Meaning(
         Level.GOOD,
         "No event carries an id, so clients have no cursor and never resume.",
+        "There is nothing to guard: leave it at `mode: observe`.",
     ),
     (Check.EVENT_IDS, "none seen"): Meaning(
         Level.UNKNOWN,
-        "The streams of ping and tools/list carry no ids; those of tools may.",
+        "The answers to ping and tools/list carry no event ids; those of tools may.",
         "Probe again with `--tool NAME --arguments JSON`.",
     ),
     (Check.PRIMING, "primed"): Meaning(
@@ -107,8 +113,8 @@ MEANINGS: dict[tuple[Check, str], Meaning] = {
         "`--tool` to see.",
     ),
     (Check.PRIMING, "plain"): Meaning(
-        Level.GOOD,
-        "Streams have neither priming events nor `retry`.",
+        Level.NOTE,
+        "The streams that were seen have neither priming events nor `retry`.",
     ),
     (Check.EPOCH, "present"): Meaning(
         Level.GOOD,
@@ -251,7 +257,7 @@ MEANINGS: dict[tuple[Check, str], Meaning] = {
     ),
     (Check.AFTER_DELETE, "refused"): Meaning(
         Level.GOOD,
-        "With the session its events are gone.",
+        "After DELETE none of the session's events could be had, neither under its own id nor under another's.",
     ),
     (Check.AFTER_DELETE, "outlives"): Meaning(
         Level.RISK,
@@ -262,8 +268,8 @@ MEANINGS: dict[tuple[Check, str], Meaning] = {
     ),
     (Check.AFTER_DELETE, "granted"): Meaning(
         Level.RISK,
-        "The server carries on under an id that is not a live session: state is created anew behind the same id, "
-        "and the client is not told.",
+        "A resume under the id of a deleted session is granted, although none of its events came: the server carries "
+        "on under an id that is not a live session, and the client is not told.",
         "Nothing but an epoch token shows such a change on a new connection. Never accept `overlap` here.",
     ),
     (Check.AFTER_DELETE, "not deletable"): Meaning(
@@ -338,6 +344,11 @@ for _check in Check:
             Level.UNKNOWN,
             "This could not be found out.",
             "Probe again, with a longer `--timeout`.",
+        ),
+        (_check, "not looked at"): Meaning(
+            Level.NOTE,
+            "This shows only in a tool's stream, and none was called.",
+            "Probe with `--tool NAME --arguments JSON` to see it.",
         ),
         (_check, "does not apply"): Meaning(
             Level.GOOD,

@@ -18,7 +18,7 @@ class Recommendation:
 
 
 def recommend(url: str, findings: Sequence[Finding], facts: Facts) -> Recommendation:
-    """Derive the policy: strict unless the server was seen to make more provable."""
+    """Derive the policy: strict unless the server was seen to make more provable, and to be observed first."""
     outcomes = {finding.check: finding.outcome for finding in findings}
     reasons = []
     policy: dict[str, object] = {"name": "mcp", "match": {"path": urlsplit(url).path or "/"}}
@@ -26,7 +26,11 @@ def recommend(url: str, findings: Sequence[Finding], facts: Facts) -> Recommenda
         policy["mode"] = "bypass"
         reasons.append("bypass: the server has no sessions")
         return Recommendation(_configuration(url, policy), tuple(reasons))
-    policy["mode"] = "enforce"
+    policy["mode"] = "observe"
+    if outcomes.get(Check.EVENT_IDS) == "none":
+        reasons.append("observe: no event carries an id, so clients never resume, and there is nothing to guard")
+    else:
+        reasons.append("observe: look first what enforcing would do, then write enforce and reload (docs/rollout.md)")
     sources: list[dict[str, str]] = [{"meta": key} for key in facts.meta_keys]
     sources += [{"header": name} for name in facts.token_headers]
     if sources:
@@ -39,7 +43,9 @@ def recommend(url: str, findings: Sequence[Finding], facts: Facts) -> Recommenda
         if not doubts:
             accept.append("overlap")
             reasons.append(
-                "overlap: the server closes streams on purpose, replays faithfully, and drops buffers with sessions"
+                "overlap: the server closes streams on purpose, replays faithfully, and drops buffers with sessions. "
+                "It does not see a server that is killed and started again in between and repeats the same events: set "
+                "epoch.instance_header if a response header names the instance"
             )
         else:
             reasons.append(

@@ -83,9 +83,14 @@ class Report:
         """One sentence: what the exit status says."""
         risks = [f.check.value for f in self.findings if means(f).level is Level.RISK]
         unknown = [f.check.value for f in self.findings if means(f).level is Level.UNKNOWN]
+        skipped = [f.check.value for f in self.findings if f.outcome == "not looked at"]
+        if self.recommendation is None:
+            return "Could not tell: nothing was found out about this server."
         text = f"Risks: {', '.join(risks)}." if risks else "No risk was found."
         if unknown:
             text += f" Could not be told: {', '.join(unknown)}."
+        if skipped:
+            text += f" Not looked at, because no tool was named: {', '.join(skipped)}."
         return text
 
 

@@ -62,7 +62,7 @@ async def _ask_all(
         async with asyncio.timeout_at(deadline):
             main = await client.initialize()
     except (NoAnswerError, TimeoutError) as error:
-        return [Finding(Check.PROTOCOL, "none", str(error) or "the time was up")], Facts()
+        return [Finding(Check.PROTOCOL, "no answer", str(error) or "the time was up")], Facts()
     if not isinstance(main, Session):
         moved = "; it redirects: probe the address that it names" if 300 <= main.status < 400 else ""
         return [Finding(Check.PROTOCOL, "none", f"initialize was answered {describe(main)}{moved}")], Facts()

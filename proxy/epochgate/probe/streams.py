@@ -24,10 +24,8 @@ async def ask_event_ids(survey: Survey) -> list[Finding]:
     """The form of event ids, their order, and whether one counter serves all sessions (E3)."""
     streams = [stream for stream in survey.streams if stream.ids]
     if not streams:
-        final = survey.tool is not None or not survey.streams
-        return [
-            Finding(Check.EVENT_IDS, "none" if final else "none seen", f"{len(survey.streams)} streams without ids")
-        ]
+        outcome = "none seen" if survey.tool is None else "none"
+        return [Finding(Check.EVENT_IDS, outcome, f"{len(survey.streams)} streams without ids")]
     forms = Counter(form(i) for stream in streams for i in stream.ids)
     survey.facts.id_form = forms.most_common(1)[0][0]
     seen = f"form {survey.facts.id_form}, {sum(forms.values())} ids on {len(streams)} streams"
@@ -37,6 +35,13 @@ async def ask_event_ids(survey: Survey) -> list[Finding]:
         return [Finding(Check.EVENT_IDS, "shared counter", seen)]
     order = min(_order(stream.ids) for stream in streams if len(stream.ids) > 1 or len(streams) == 1)
     return [Finding(Check.EVENT_IDS, order.name.lower(), seen)]
+
+
+def _without_ids(survey: Survey, check: Check, outcome: str = "does not apply") -> Finding:
+    """There is no cursor to ask with; whether a tool's stream would have one is not known where none was named."""
+    if survey.tool is None:
+        return Finding(check, "not looked at", f"{_NO_IDS}, and no tool was named")
+    return Finding(check, outcome, _NO_IDS)
 
 
 def _order(ids: Sequence[str]) -> Order:
@@ -73,7 +78,7 @@ async def ask_replay(survey: Survey) -> list[Finding]:
     """What comes after a cursor of a stream that has ended: from its first event, and from its middle."""
     stream = survey.longest()
     if stream is None:
-        return [Finding(Check.REPLAY, "nothing to replay", _NO_IDS)]
+        return [_without_ids(survey, Check.REPLAY, "nothing to replay")]
     found: dict[str, str] = {}
     for at in dict.fromkeys((0, (len(stream.events) - 1) // 2)):
         if not stream.events[at].id:
@@ -130,9 +135,9 @@ def compare(
 async def ask_reconnect(survey: Survey) -> list[Finding]:
     """What a client sees that loses its connection in the middle of the named tool's stream and comes back."""
     if survey.tool is None:
-        return [Finding(Check.RECONNECT, "does not apply", "no tool was named")]
+        return [Finding(Check.RECONNECT, "not looked at", "no tool was named")]
     if survey.longest() is None:
-        return [Finding(Check.RECONNECT, "does not apply", _NO_IDS)]
+        return [_without_ids(survey, Check.RECONNECT)]
     message = tool_call(survey, survey.tool)
     session = survey.main
     async with survey.client.send("POST", message, session=session.id, version=session.version) as first:
@@ -176,7 +181,7 @@ async def ask_unknown_cursor(survey: Survey) -> list[Finding]:
     """What a cursor is answered that the server never gave."""
     stream = survey.longest()
     if stream is None:
-        return [Finding(Check.UNKNOWN_CURSOR, "does not apply", _NO_IDS)]
+        return [_without_ids(survey, Check.UNKNOWN_CURSOR)]
     known = {event.data for s in survey.streams for event in s.events if not event.priming}
     async with _resume(survey, survey.main, lookalike(stream.ids[-1])) as answer:
         shown = answer.streaming and await answer.read(GRACE, lambda event: event.data in known)
@@ -189,7 +194,7 @@ async def ask_unknown_cursor(survey: Survey) -> list[Finding]:
 async def ask_foreign_cursor(survey: Survey) -> list[Finding]:
     """Whether a session is given the events of another one when it sends that one's cursor."""
     if survey.other is None or not survey.cursors(survey.main):
-        return [Finding(Check.FOREIGN_CURSOR, "does not apply", _NO_IDS)]
+        return [_without_ids(survey, Check.FOREIGN_CURSOR)]
     answer, leaked = await _steal(survey, survey.other, survey.main)
     outcome = "leak" if leaked else "nothing" if answer.streaming else "refused"
     return [Finding(Check.FOREIGN_CURSOR, outcome, f"{describe(answer)}; {leaked} events of the other session")]
@@ -222,7 +227,7 @@ async def ask_after_delete(survey: Survey) -> list[Finding]:
     for _ in range(_TRIED):
         await survey.ask(session, survey.client.request("tools/list"))
     if survey.other is None or not survey.cursors(session):
-        return [Finding(Check.AFTER_DELETE, "does not apply", _NO_IDS)]
+        return [_without_ids(survey, Check.AFTER_DELETE)]
     status = await survey.client.delete(session)
     if status >= 300:
         return [Finding(Check.AFTER_DELETE, "not deletable", f"DELETE: HTTP {status}")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from epochgate.errors import BadRequestError
@@ -15,6 +16,7 @@ from epochgate.relay.reply import REASONS, Reply
 from epochgate.relay.request import Request
 
 DRAINED_BODY = 64 * 1024 * 1024  # bytes of a refused request that are read so that the connection stays usable (F1)
+DRAIN_TIME = 10.0  # s for that; the body of a client that is slower is not waited for
 
 
 class Answers:
@@ -64,7 +66,8 @@ class Answers:
             self._reply.keep_alive = False  # a client that waits for `100 Continue` sends nothing more, or does it?
             return
         size = len(body.take())
-        with contextlib.suppress(ConnectionError, BadRequestError):
-            while size <= DRAINED_BODY and not self._request.body.complete:
-                await body.wait()
-                size += len(body.take())
+        with contextlib.suppress(ConnectionError, BadRequestError, TimeoutError):
+            async with asyncio.timeout(DRAIN_TIME):
+                while size <= DRAINED_BODY and not self._request.body.complete:
+                    await body.wait()
+                    size += len(body.take())

@@ -61,6 +61,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._incoming: Request | None = None  # its head or body is being read
         self._in_head = False
+        self._head_timed = False  # the time for the rest of it runs
         self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
         self._upgrade: Request | None = None  # it asks for another protocol; a new parser reads on
         self._queue: deque[Request] = deque()
@@ -160,6 +161,7 @@ class ClientConnection(asyncio.Protocol):
         """A request begins."""
         self._incoming = Request(self)
         self._in_head = True
+        self._head_timed = False
         self._overhead = 0  # what came with its beginning is counted when the head is complete
 
     def on_url(self, url: bytes) -> None:
@@ -287,8 +289,11 @@ class ClientConnection(asyncio.Protocol):
             self._tell_refusal(self._refusal)
         elif self._last:
             self._close()
-        else:
-            self._set_timer(HEAD_TIMEOUT if self._in_head else KEEP_ALIVE)
+        elif not self._in_head:
+            self._set_timer(KEEP_ALIVE)
+        elif not self._head_timed:  # it does not begin again with each byte
+            self._head_timed = True
+            self._set_timer(HEAD_TIMEOUT)
 
     async def _work(self, request: Request) -> None:
         reply = self.reply

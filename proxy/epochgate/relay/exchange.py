@@ -25,6 +25,7 @@ from epochgate.relay.headers import (
     end_to_end,
     is_event_stream,
     is_json,
+    members_of,
     without,
 )
 from epochgate.relay.passage import BodyTap, Passage, Suspect
@@ -85,7 +86,7 @@ class Exchange:
             check_connection_options(connection_options(request.fields))
         fields = end_to_end(request.fields, request.names)
         policy = self._policy = self.context.policies.match(request.target)
-        if policy is None or policy.mode is Mode.BYPASS or not is_session_era(request.get(PROTOCOL_VERSION)):
+        if policy is None or policy.mode is Mode.BYPASS or not self._is_session_era():
             await self.forwarder.send(fields, self.relay)
             return
         enforced = policy.mode is Mode.ENFORCE
@@ -115,7 +116,7 @@ class Exchange:
                 await self.forwarder.send(fields, self._choose_unnamed)
                 return
         if session is not None:
-            session.touch(now, policy.session_ttl)
+            session.note_gap(now, policy.session_ttl)
         if enforced and session is not None and session.fence is not None:
             await Resumption(self, policy, session, cursor or b"").refuse_fenced()
         elif cursor:
@@ -128,6 +129,14 @@ class Exchange:
             self.forwarder.copying = is_post
             if await self.forwarder.send(fields, self.choose_known) is Outcome.REFUSED:
                 await self.tell_loss(policy, session)
+
+    def _is_session_era(self) -> bool:
+        """S1. A field that is empty names no version; of several versions nobody knows which one the server takes."""
+        version = self.request.first.get(PROTOCOL_VERSION)
+        if is_session_era(version):
+            return True
+        versions = members_of(self.request.fields, PROTOCOL_VERSION)
+        return not versions or any(is_session_era(version) for version in versions)
 
     async def _resume(
         self, policy: Policy, session: Session | None, session_id: bytes, cursor: bytes, fields: list[Field]
@@ -184,7 +193,7 @@ class Exchange:
         policy, session, method = self._policy, self._session, self.request.method
         assert policy is not None
         assert session is not None
-        self.see_instance(policy, session, head)
+        self.note_answer(policy, session, head)
         if head.status in (400, 404) and method != b"HEAD":  # whose answer says nothing
             return self.suspect(policy, session, connection, head)
         if not 200 <= head.status < 300:
@@ -200,7 +209,7 @@ class Exchange:
             origin = Origin.CALL if method == b"POST" else Origin.STANDALONE
             credentials = self.credentials(policy)
             stream = session.open_stream(origin, call.owes, credentials)
-            stream.owes_known = self.forwarder.is_read
+            stream.owes_known = self.forwarder.is_read and call.readable
             answer = Answered(connection, head)
             return Flow(
                 self.context, policy, session, stream, answer, self.forwarder.downstream, credentials=credentials
@@ -220,10 +229,17 @@ class Exchange:
         if watch.body(body):
             self.context.live_change(policy, session)
 
-    def see_instance(self, policy: Policy, session: Session, head: Head) -> None:
-        """The instance header may tell of a boundary."""
+    def note_answer(self, policy: Policy, session: Session, head: Head) -> None:
+        """A 2xx shows that the session lives, and its instance header may tell of a boundary.
+
+        Any other answer says nothing of it: a gateway may have given it, to a stranger.
+        """
+        if not 200 <= head.status < 300:
+            return
+        now = time.time()
+        session.touch(now)
         if policy.instance_header is not None:
-            session.see_instance(head.get(policy.instance_header), time.time())
+            session.see_instance(head.get(policy.instance_header), now)
 
     def suspect(self, policy: Policy, session: Session, connection: UpstreamConnection, head: Head) -> Receiver:
         """A 404 or a 400: perhaps a lost session (N1), which is a boundary signal at least."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LIVE_DATA = 4 * 1024 * 1024  # bytes of one event that are read for tokens and answers; longer ones are only digested
 JUDGED_BLOCK = 32 * 1024 * 1024  # bytes of one block that can be held back until it is checked
+MOST_WAITING = 1024 * 1024  # bytes of released blocks that wait for the head; then the upstream waits too (T6)
 CONTEST = 0.5  # s after a resume from the buffer in which another one is taken for a rival, not for the same client
 
 
@@ -76,6 +77,7 @@ class Flow:
         "_attached_at",
         "_checked",
         "_clean",
+        "_coded",
         "_decoder",
         "_ending",
         "_enforced",
@@ -87,6 +89,7 @@ class Flow:
         "_reported",
         "_tail",
         "_timer",
+        "_waiting",
         "_watch",
         "closed",
         "connection",
@@ -127,6 +130,8 @@ class Flow:
         self.cursor = cursor
         self.judge = judge
         self.pending: list[bytes] = []  # released blocks that wait for the head
+        self._waiting = 0  # bytes of these
+        self._coded = bytearray()  # read, and not released before the block that it belongs to is whole and checked
         self._enforced = policy.mode is Mode.ENFORCE
         self._holdable = self._enforced and Proof.CONNECTION in policy.accept and policy.hold_time > 0
         self._checked = judge is not None and self._enforced  # whole blocks are released, after they are checked
@@ -136,10 +141,8 @@ class Flow:
         self._decoder: Decoder | None = None
         if head.get(b"content-encoding"):
             self._decoder = decoder_of(b", ".join(values_of(head.fields, b"content-encoding")))
-        keep = policy.hold_bytes if self._holdable else 0
-        self._framer = Framer(
-            keep_raw=JUDGED_BLOCK if self._checked else keep, keep_data=JUDGED_BLOCK if self._checked else LIVE_DATA
-        )
+        keep = JUDGED_BLOCK if self._checked else policy.hold_bytes if self._holdable else 0
+        self._framer = Framer(keep_raw=keep, keep_data=max(LIVE_DATA, keep))  # what can be replayed is read: R11, H3
         self._tail = Tail(stream.end - 1, policy.hold_bytes)
         self.ended = False  # nothing more is read from the upstream
         self.closed = False
@@ -191,8 +194,8 @@ class Flow:
             self.end_at_boundary()
 
     def received_end(self) -> None:
-        """The upstream ended the stream cleanly."""
-        self._clean = True
+        """The upstream ended the stream cleanly; coded bytes that cannot be released make it an incomplete one."""
+        self._clean = not self._coded
         self._end_upstream()
 
     def received_error(self, error: UpstreamError) -> None:
@@ -228,7 +231,8 @@ class Flow:
     def client_resumed(self) -> None:
         """It does again: what was buffered is on its way."""
         self._tail.deliver()
-        self.connection.resume()
+        if self._waiting <= MOST_WAITING:
+            self.connection.resume()
 
     # -- resumes from the buffer (R4)
 
@@ -266,7 +270,7 @@ class Flow:
             self.judge.tokens = self._watch.tokens
             self.judge.verdict = proven(Proof.CONNECTION)
             self._checked = True
-            self._framer.keep_raw = JUDGED_BLOCK
+            self._framer.keep_raw = self._framer.keep_data = JUDGED_BLOCK
         self._reported = self.judge.verdict
         self._attached_at = self.context.loop.time()
         self.downstream = downstream
@@ -347,9 +351,11 @@ class Flow:
                 changed = True
             if self._holdable:
                 self._keep(block, before)
-        if not self._readable and self.judge is not None:
-            self.judge.unreadable()
-            self._end_judging()
+        if not self._readable:
+            self.session.mark_delivered()
+            if self.judge is not None:
+                self.judge.unreadable()
+                self._end_judging()
         if changed:
             self.context.live_change(self.policy, self.session)
 
@@ -378,14 +384,17 @@ class Flow:
             return
         coded = self._decoder is not None
         for block in self._blocks_of(data):
+            if block.raw is None and not coded:  # too long to be released, whatever it says
+                judge.unreadable()
+                self._report()
+                self._refuse()
+                return
             before = self.stream.end
             step = judge.check(block, now)
-            # Nothing can be taken out of coded bytes, and a block that is too long cannot be released.
-            too_long = block.raw is None and not coded
-            if step is not Step.REFUSE and (too_long or (coded and step is Step.SWALLOW)):
+            if coded and step is Step.SWALLOW:  # nothing can be taken out of coded bytes
                 judge.unreadable()
             self._report()
-            if step is Step.REFUSE or judge.refused or too_long:
+            if step is Step.REFUSE or judge.refused:
                 self._refuse()
                 return
             if step is Step.RELEASE and not coded:
@@ -395,13 +404,17 @@ class Flow:
             if judge.verdict is not None:
                 self._open_head()
         if coded:
-            if not self._readable and (judge.verdict is None or judge.verdict.reason is not Reason.UNREADABLE):
+            self._coded += data
+            unreadable = not self._readable or len(self._coded) > JUDGED_BLOCK
+            if unreadable and (judge.verdict is None or judge.verdict.reason is not Reason.UNREADABLE):
                 judge.unreadable()
                 self._report()
             if judge.refused:
                 self._refuse()
                 return
-            self._write(data)
+            if unreadable or self._framer.clean:
+                self._write(bytes(self._coded))
+                self._coded.clear()
             if judge.verdict is not None:
                 self._open_head()
 
@@ -426,6 +439,9 @@ class Flow:
             downstream.reply.write(data)
         else:
             self.pending.append(data)
+            self._waiting += len(data)
+            if self._waiting > MOST_WAITING:
+                self.connection.pause()
 
     def _keep(self, block: Block, before: int) -> None:
         """Keep a block for a resume; `before` is where the stream ended before it."""
@@ -471,7 +487,7 @@ class Flow:
 
     def _end_reply(self, downstream: Downstream) -> None:
         if self._clean:
-            if self._checked and self._framer.clean:
+            if self._checked and self._framer.clean and self._decoder is None:
                 downstream.reply.write(self._framer.pending_raw)  # the LF of a last CRLF that came in two pieces
             downstream.reply.end()
         else:
@@ -518,6 +534,9 @@ class Flow:
         for data in self.pending:
             downstream.reply.write(data)
         self.pending.clear()
+        if self._waiting > MOST_WAITING and not downstream.client.paused:
+            self.connection.resume()
+        self._waiting = 0
 
     def _release_silent(self) -> None:
         """No message for `first_event_timeout`: the head goes out, and checking goes on (R10)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from epochgate.relay.request import Request
 from epochgate.relay.upstream import Head, Receiver, UpstreamConnection
 
 HANDSHAKE_BODY = 1024 * 1024  # bytes of a POST that may be an `initialize` with a stale session id (L2)
+HANDSHAKE_TIME = 10.0  # s that they may take
 
 if TYPE_CHECKING:
     from epochgate.relay.tracing import RequestSpan  # an extra
@@ -197,15 +199,15 @@ class Forwarder:
         """Read the body before anything is forwarded, as far as an `initialize` could be long."""
         body = self._request.body
         self._invite_body()
-        pieces = 0
-        while pieces <= HANDSHAKE_BODY:
-            data = body.take()
-            pieces += len(data)
-            self._sent.append(data)
-            if body.complete:
-                break
-            await body.wait()
-        self._sent_size = pieces
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HANDSHAKE_TIME):
+                while self._sent_size <= HANDSHAKE_BODY:
+                    data = body.take()
+                    self._sent_size += len(data)
+                    self._sent.append(data)
+                    if body.complete:
+                        break
+                    await body.wait()
 
     def _invite_body(self) -> None:
         """A client that waits for a `100 Continue` gets it from the proxy where the proxy reads first."""

@@ -17,7 +17,7 @@ HOP_BY_HOP = frozenset(
 )  # fmt: skip
 # A request that has one of these taken away by `Connection` would be judged with it and forwarded without it.
 NEVER_NAMED = frozenset(
-    {b"mcp-session-id", b"mcp-protocol-version", b"last-event-id", b"authorization", b"content-length"}
+    {b"mcp-session-id", b"mcp-protocol-version", b"last-event-id", b"authorization", b"content-length", b"host"}
 )
 MAX_HEAD = 64 * 1024  # bytes of a message head, both ways
 VIA = (b"Via", b"1.1 epochgate")
@@ -48,9 +48,7 @@ def lower_case(name: bytes) -> bytes:
 
 def connection_options(fields: Iterable[Field]) -> frozenset[bytes]:
     """The lower-case names in all `Connection` fields."""
-    return frozenset(
-        option.strip(b" \t").lower() for value in values_of(fields, b"connection") for option in value.split(b",")
-    )
+    return frozenset(option.lower() for option in members_of(fields, b"connection"))
 
 
 def check_connection_options(options: frozenset[bytes]) -> None:
@@ -76,6 +74,12 @@ def without(fields: Iterable[Field], *names: bytes) -> list[Field]:
 def values_of(fields: Iterable[Field], name: bytes) -> list[bytes]:
     """All values of the field with this lower-case name, in order."""
     return [value for field, value in fields if field.lower() == name]
+
+
+def members_of(fields: Iterable[Field], name: bytes) -> list[bytes]:
+    """The members, without the empty ones, of all fields with this lower-case name, each a list with commas."""
+    listed = [member.strip(b" \t") for value in values_of(fields, name) for member in value.split(b",")]
+    return [member for member in listed if member]
 
 
 def head(start: bytes, fields: Iterable[Field]) -> bytes:

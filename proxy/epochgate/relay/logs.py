@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import Any
@@ -12,8 +13,25 @@ import structlog
 from epochgate.settings import Log
 
 
+class _Sink:
+    """A stream whose errors disturb nobody: a full disk or a closed pipe loses lines and never stops the traffic."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 def set_up_logs(settings: Log) -> None:
     """Write what is at least of the configured level, in the configured format. Times are UTC."""
+    text: Any = _Sink(sys.stderr)
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
@@ -21,6 +39,7 @@ def set_up_logs(settings: Log) -> None:
         structlog.processors.format_exc_info,
     ]
     if settings.format == "json":
+        binary: Any = _Sink(sys.stderr.buffer)
         encoder = msgspec.json.Encoder(enc_hook=str)
 
         def encode(event: Any, **_: Any) -> bytes:
@@ -29,16 +48,14 @@ def set_up_logs(settings: Log) -> None:
         structlog.configure(
             processors=[*shared, structlog.processors.JSONRenderer(serializer=encode)],
             wrapper_class=structlog.make_filtering_bound_logger(level),
-            logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+            logger_factory=structlog.BytesLoggerFactory(binary),
             cache_logger_on_first_use=True,
         )
     else:
         structlog.configure(
             processors=[*shared, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())],
             wrapper_class=structlog.make_filtering_bound_logger(level),
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+            logger_factory=structlog.PrintLoggerFactory(text),
             cache_logger_on_first_use=True,
         )
-    logging.basicConfig(
-        level=max(level, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s", force=True
-    )
+    logging.basicConfig(level=max(level, logging.WARNING), stream=text, format="%(name)s: %(message)s", force=True)

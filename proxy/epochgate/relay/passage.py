@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -19,6 +20,7 @@ from epochgate.relay.headers import is_event_stream
 from epochgate.relay.upstream import Head, UpstreamConnection
 
 LOSS_BODY = {400: 64 * 1024, 404: 1024 * 1024}  # bytes that are read to see whether they tell of a lost session (N1)
+LOSS_TIME = 2.0  # s that it may take to come
 
 
 class Tap(Protocol):
@@ -140,6 +142,7 @@ class Suspect(_Answer):
         self._decide = decide  # takes the plain body; True: the session is lost, and the exchange answers
         self._body = bytearray()
         self._passing = False
+        self._timer = asyncio.get_running_loop().call_later(LOSS_TIME, self._time_out)
 
     def received_data(self, data: bytes) -> None:
         """A piece of the body; a long one is no answer of this kind."""
@@ -152,6 +155,7 @@ class Suspect(_Answer):
 
     def received_end(self) -> None:
         """All of it is here."""
+        self._timer.cancel()
         if not self._passing:
             if self._decide(decoded(bytes(self._body), self._head.get(b"content-encoding"))):
                 self._downstream.finish(Outcome.REFUSED)
@@ -172,7 +176,18 @@ class Suspect(_Answer):
         if self._passing:
             self._downstream.reply.flush()
 
+    def client_gone(self) -> None:
+        """Nobody is there to read it."""
+        self._timer.cancel()
+        super().client_gone()
+
+    def _time_out(self) -> None:
+        """Who answers a lost session says so at once: this is something else, perhaps a stream."""
+        self._pass()
+        self.received_all()
+
     def _pass(self) -> None:
+        self._timer.cancel()
         self._passing = True
         self._downstream.reply.start(self._head.status, self._head.reason, self._head.fields, self._head.framing)
         self._downstream.reply.write(bytes(self._body))

@@ -30,6 +30,7 @@ class Reloaded:
     at: float
     error: str = ""
     needs_restart: tuple[str, ...] = ()  # keys that differ from those that the process started with
+    flags_win: tuple[str, ...] = ()  # flags of the command line, such as `--mode`: the file does not change their keys
 
 
 class Reload:
@@ -45,7 +46,7 @@ class Reload:
         listener_tls: ssl.SSLContext | None,
     ) -> None:
         self.settings = settings
-        self.last = Reloaded(time.time())
+        self.last = Reloaded(time.time(), flags_win=settings.flags)
         self.results: Counter[str] = Counter(success=0, failure=0)
         self._context = context
         self._started = settings
@@ -64,15 +65,19 @@ class Reload:
             self._renew_certificates()
         except ConfigurationError as error:
             self.results["failure"] += 1
-            self.last = Reloaded(time.time(), str(error), self.last.needs_restart)
+            self.last = Reloaded(time.time(), str(error), self.last.needs_restart, self.last.flags_win)
             log.error("reload.failed", source=source, message=str(error))
             return self.last
         self.settings = settings
         self._context.policies = Policies(settings.compiled())
         self.results["success"] += 1
-        self.last = Reloaded(time.time(), "", tuple(changed_keys(self._started, settings)))
+        self.last = Reloaded(time.time(), "", tuple(changed_keys(self._started, settings)), settings.flags)
         log.info(
-            "reload.done", source=source, policies=len(settings.policies), needs_restart=list(self.last.needs_restart)
+            "reload.done",
+            source=source,
+            policies=len(settings.policies),
+            needs_restart=list(self.last.needs_restart),
+            flags_win=list(self.last.flags_win),
         )
         return self.last
 

@@ -71,13 +71,7 @@ class Resumption:
 
     async def _resume_known(self, cursor: Cursor, fields: list[Field]) -> None:
         stream, forwarder = cursor.stream, self._exchange.forwarder
-        verdict = None
-        if not self._enforced:
-            if self._credentials == stream.credentials:
-                verdict = self._would_be_held(cursor)
-            if verdict is not None:
-                self._report(verdict, len(stream.owes))
-        else:
+        if self._enforced:
             flow = self._context.holds.get(stream)
             if flow is not None and flow.credentials == self._credentials and not flow.is_contested():
                 if flow.serves(cursor.position):
@@ -88,22 +82,20 @@ class Resumption:
                     return
                 flow.close()
         outage_at = self._context.upstream.outage_at
-        await self._ask(Judge(self._policy, self._session, cursor, outage_at=outage_at, verdict=verdict), fields)
+        held = not self._enforced and self._would_be_held(cursor)
+        await self._ask(Judge(self._policy, self._session, cursor, outage_at=outage_at, held=held), fields)
 
-    def _would_be_held(self, cursor: Cursor) -> Verdict | None:
-        """Observe mode: whether the stream would still have been held."""
-        left_at = cursor.stream.left_at
-        if (
-            Proof.CONNECTION not in self._policy.accept
-            or left_at is None
-            or time.time() - left_at > self._policy.hold_time
-        ):
-            return None
-        return proven(Proof.CONNECTION)
+    def _would_be_held(self, cursor: Cursor) -> bool:
+        """Observe mode: whether the stream would probably still have been held; a server that died is not seen."""
+        policy, left_at = self._policy, cursor.stream.left_at
+        if Proof.CONNECTION not in policy.accept or left_at is None or self._credentials != cursor.stream.credentials:
+            return False
+        boundary_at = max(self._context.upstream.outage_at, self._session.boundary_at)
+        return time.time() - left_at <= policy.hold_time and boundary_at <= left_at
 
     async def _ask(self, judge: Judge, fields: list[Field]) -> None:
         """Ask the upstream, again where that may help, until the resume is decided (R5, R9)."""
-        session, exchange, stream = self._session, self._exchange, judge.stream
+        session, exchange = self._session, self._exchange
         ask_from = self._cursor
         if self._enforced:
             ask_from = judge.rewound or self._cursor
@@ -116,7 +108,7 @@ class Resumption:
             try:
                 outcome = await exchange.forwarder.send(sent, self._judged(judge, rewound=rewound))
             except UpstreamError:
-                self._note_spent(stream)
+                self._note_spent(judge.stream)
                 raise
             if outcome is Outcome.NO_STREAM:
                 ask_from = self._cursor
@@ -129,21 +121,21 @@ class Resumption:
                         return
                     continue
                 if judge.verdict is not None and judge.verdict.reason is Reason.NO_EVENT:
-                    self._report(judge.verdict, len(stream.owes))
+                    self._report(judge.verdict, len(judge.stream.owes))
                 if ending is Ending.PASS:
                     self._flow.pass_empty(exchange.reply)
                     return
                 self._context.fence(self._policy, session, Reason.NO_EVENT)
             elif outcome is Outcome.DONE:
                 if exchange.reply.status >= 400:
-                    self._note_spent(stream)
+                    self._note_spent(judge.stream)
                 return
             elif exchange.lost:
                 if may_fence(session, self._credentials, granted=False):
                     self._context.fence(self._policy, session, Reason.SESSION_LOST)
-                await self._refuse(stream, Reason.SESSION_LOST)
+                await self._refuse(judge.stream, Reason.SESSION_LOST)
                 return
-        await self._refuse(stream, Reason(session.fence or ""))
+        await self._refuse(judge.stream, Reason(session.fence or ""))
 
     def _note_spent(self, stream: Stream) -> None:
         """One of the tries that a client has was answered by an error (F4)."""
@@ -156,13 +148,14 @@ class Resumption:
         exchange, policy, session = self._exchange, self._policy, self._session
 
         def choose(connection: UpstreamConnection, head: Head) -> Receiver | None:
-            exchange.see_instance(policy, session, head)
+            exchange.note_answer(policy, session, head)
             if head.status == 200 and is_event_stream(head.get(b"content-type")):
                 judge.tokens = tokens_of(policy.sources, head.fields)
                 judge.outage_at = self._context.upstream.outage_at
                 former = self._context.holds.get(judge.stream)
                 if former is not None and not former.is_contested():
                     former.close()  # of another caller; the upstream has let this one in (R4)
+                judge.open()
                 self._flow = Flow(
                     self._context,
                     policy,

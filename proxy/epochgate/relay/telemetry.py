@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from epochgate.guard.fingerprint import Fingerprints
-from epochgate.guard.verdict import Verdict
+from epochgate.guard.verdict import Kind, Verdict
 
 if TYPE_CHECKING:
     from epochgate.relay.tracing import Tracing  # an extra
@@ -105,7 +105,8 @@ class Telemetry:
         self.history.add(decided.at, decided.proof or decided.verdict)
         if self.tracing is not None:
             self.tracing.decided(session, cursor, decided)
-        log.info(
+        write = log.info if verdict.kind is Kind.PROVEN else log.warning
+        write(
             "resume.decided",
             session=decided.session,
             cursor=decided.cursor,
