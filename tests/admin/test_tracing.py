@@ -90,6 +90,9 @@ async def test_a_span_for_each_request_and_an_event_for_each_verdict(otel, serve
         assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, "b7ad6b7169203331")
         assert request.headers["tracestate"] == "vendor=x"
     assert [attributes(span)["http.response.status_code"] for span in spans] == [200, 200, 200, 200, 200, 404]
+    methods = ["initialize", "tools/call", None]
+    assert [attributes(span).get("mcp.method.name") for span in spans] == methods * 2
+    assert attributes(spans[1])["gen_ai.operation.name"] == "execute_tool"
     assert [[attributes(event) for event in span.events] for span in spans] == [
         [],
         [],

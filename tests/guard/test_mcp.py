@@ -15,6 +15,7 @@ from epochgate.guard.mcp import (
     header_value,
     holds_initialize_result,
     is_session_era,
+    method_of,
     read_call,
     read_messages,
     says_nothing,
@@ -366,3 +367,18 @@ def test_an_initialize_result_opens_a_session(data: object, holds: bool) -> None
 def test_the_code_of_an_error(body: bytes, code: int | None) -> None:
     """N1."""
     assert error_code(body) == code
+
+
+@pytest.mark.parametrize(
+    ("body", "method"),
+    [
+        (b'{"method":"tools/call","id":1}', "tools/call"),
+        (b'[{"result":{},"id":1},{"method":"ping"}]', "ping"),
+        (b'{"result":{},"id":1}', None),
+        (b'{"method":5}', None),
+        (b"no JSON", None),
+    ],
+)
+def test_the_method_that_a_span_names(body: bytes, method: str | None) -> None:
+    """Tracing reads a copy, and what it cannot read it leaves out."""
+    assert method_of(body) == method

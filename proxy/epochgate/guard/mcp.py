@@ -129,6 +129,15 @@ def read_call(body: bytes) -> Call:
     return _bounded(call) if len(body) > _MOST_OWED else call
 
 
+def method_of(body: bytes) -> str | None:
+    """The method of the first message in a body that names one, None where none can be read."""
+    try:
+        methods = [bytes(message.method) for message in _split(body) if message.method]
+        return str(msgspec.json.decode(methods[0], type=str)) if methods else None
+    except _STRANGE:
+        return None
+
+
 def _bounded(call: Call) -> Call:
     size = sum(len(str(identifier)) for identifier in call.owes)
     if len(call.owes) > _MOST_OWED or size > _MOST_OWED_BYTES:

@@ -72,7 +72,7 @@ class Exchange:
         seconds = time.perf_counter() - self._began
         self.context.telemetry.request(policy, self.request.method, self.reply.status, self._session_id, seconds)
         if self._span is not None:
-            self._span.end(self._policy, self.reply.status)
+            self._span.end(self._policy, self.reply.status, self.forwarder.rpc_method)
 
     async def _work(self) -> None:
         request = self.request

@@ -358,6 +358,8 @@ class Flow:
                 self._end_judging()
         if changed:
             self.context.live_change(self.policy, self.session)
+            if self.downstream is None:
+                self.close()  # whatever `live_change` says: a buffer of another epoch is not delivered (R12, H3)
 
     def _shadow(self, block: Block, now: float) -> None:
         """Observe mode: judge, report, and record what goes through all the same."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from epochgate.errors import UpstreamError
-from epochgate.guard.mcp import Call, read_call
+from epochgate.guard.mcp import Call, method_of, read_call
 from epochgate.relay.context import Context
 from epochgate.relay.flow import LIVE_DATA, Downstream, Outcome
 from epochgate.relay.headers import LAST_CHUNK, VIA, Field, Framing, chunk, head, prefixed
@@ -95,6 +95,11 @@ class Forwarder:
     def is_read(self) -> bool:
         """Whether all of the body could be copied."""
         return self._sent_size <= LIVE_DATA
+
+    @property
+    def rpc_method(self) -> str | None:
+        """The JSON-RPC method that the body asks for, as far as the body was copied."""
+        return method_of(b"".join(self._sent)) if self._sent else None
 
     def mentions(self, word: bytes) -> bool:
         """Whether the body may have this word: a quick look."""

@@ -26,6 +26,7 @@ from epochgate.relay.telemetry import METHODS, Decided
 CLOSE_SECONDS = 3.0  # for the last spans to be sent
 _TRACE_FIELDS = (b"traceparent", b"tracestate")
 _VERSION_LENGTH = 32  # characters of a protocol version that are kept
+_METHOD_LENGTH = 64  # characters of a JSON-RPC method that are kept
 
 
 class RequestSpan:
@@ -57,8 +58,12 @@ class RequestSpan:
             },
         )
 
-    def end(self, policy: Policy | None, status: int) -> None:
-        """The request is done. `status` 0: the client left before it was answered."""
+    def end(self, policy: Policy | None, status: int, rpc_method: str | None) -> None:
+        """The request is done. `status` 0: the client left before it was answered; `rpc_method` of a guarded POST."""
+        if rpc_method is not None:
+            self._span.set_attribute("mcp.method.name", rpc_method[:_METHOD_LENGTH])
+            if rpc_method == "tools/call":
+                self._span.set_attribute("gen_ai.operation.name", "execute_tool")
         if policy is not None:
             self._span.set_attribute("epochgate.policy", policy.name)
             if policy.path is not None:
