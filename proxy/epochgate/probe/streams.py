@@ -226,6 +226,8 @@ async def ask_after_delete(survey: Survey) -> list[Finding]:
         return [Finding(Check.AFTER_DELETE, "not found out", "no further session was granted")]
     for _ in range(_TRIED):
         await survey.ask(session, survey.client.request("tools/list"))
+    if survey.tool is not None and not survey.cursors(session):
+        await survey.ask(session, tool_call(survey, survey.tool))  # on some servers only a tool is answered by a stream
     if survey.other is None or not survey.cursors(session):
         return [_without_ids(survey, Check.AFTER_DELETE)]
     status = await survey.client.delete(session)
