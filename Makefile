@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint casebook bench clean
+.PHONY: demo test lint coverage casebook bench clean
 
 $(BIN)/epochgate: pyproject.toml requirements/run.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,10 @@ lint: $(VENV)/.test
 
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile
+
+coverage: $(VENV)/.test
+	$(BIN)/coverage run --branch -m pytest -q tests/guard tests/model
+	$(BIN)/coverage report --include='*/guard/*' --fail-under=100
 
 casebook: $(BIN)/epochgate
 	$(PYTHON) ../shared/casebook/run.py --proxy "$(CURDIR)/$(BIN)/epochgate serve"
