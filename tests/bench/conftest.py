@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import sys
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -13,6 +14,9 @@ import structlog
 from bench.wire import Wire
 
 FIGURES = pathlib.Path(__file__).with_name("figures.json")
+# What counts as a call differs between versions of Python: on another one than the figures are of, more is allowed.
+RECORDED_WITH = (3, 11)
+ALLOWED = 1.1 if sys.version_info[:2] == RECORDED_WITH else 1.4
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def gate(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
         if os.environ.get("BENCH_RECORD") == "1":
             FIGURES.write_text(json.dumps(figures | {name: figure}, indent=2, sort_keys=True) + "\n")
             return
-        most = figures[name] * 1.1
+        most = figures[name] * ALLOWED
         assert figure <= most, (
             f"{name}: {figure} calls, {figures[name]} on record; if that is meant, see docs/performance.md"
         )
