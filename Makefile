@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint coverage casebook bench clean
+.PHONY: demo test lint coverage casebook bench reliability clean
 
 $(BIN)/epochgate: pyproject.toml requirements/run.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,9 @@ casebook: $(BIN)/epochgate
 
 bench: $(VENV)/.test .bench/peers/.done .bench/mitmproxy/.done .bench/mcp-proxy/.done
 	$(BIN)/python -m bench --report docs $(BENCH)
+
+reliability: $(VENV)/.test
+	$(BIN)/python -m reliability --report docs $(LONG) $(if $(ONLY),--only $(ONLY))
 
 .bench/%/.done: bench/requirements-%.txt
 	$(PYTHON) -m venv --clear $(@D)
