@@ -6,9 +6,10 @@ from reliability.part import Part
 
 HEAD = """# Reliability
 
-What was done to the proxy to break it, each part with the command that does it again and the figures of its last run.
-`make reliability` runs all parts in their short form; `make reliability LONG=--long` gives the full figures. Traffic goes
-to loopback only. This page is written by that command; see the [threat model](THREAT_MODEL.md) for what is promised.
+What was done to the proxy to break it, each part with the command that does it again and the figures of its last
+run. `make reliability` runs all parts in their short form; `make reliability LONG=--long` gives the full figures.
+Traffic goes to loopback only. This page is written by that command; the [threat model](THREAT_MODEL.md) says what is
+promised.
 """
 
 
@@ -22,8 +23,9 @@ def _section(part: Part, result: dict | None) -> str:
     if result is None:
         return "\n".join([*lines, f"Not run yet: `make reliability ONLY={part.name}`.", ""])
     long = " LONG=--long" if result["long"] else ""
+    last = f"{_took(result['seconds'])} on {result['date']}, seed {result['seed']}"
     lines += [
-        f"`make reliability ONLY={part.name}{long}`: {_took(result['seconds'])} on {result['date']}, seed {result['seed']}.",
+        f"`make reliability ONLY={part.name}{long}`: {last}.",
         "",
         "| what | figure | bound | |",
         "|---|---|---|---|",
