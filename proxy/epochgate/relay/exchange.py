@@ -28,7 +28,7 @@ from epochgate.relay.headers import (
     members_of,
     without,
 )
-from epochgate.relay.passage import BodyTap, Passage, Suspect
+from epochgate.relay.passage import BodyTap, Passage, StreamTap, Suspect
 from epochgate.relay.reply import error_body
 from epochgate.relay.request import Request
 from epochgate.relay.resumption import Resumption
@@ -210,6 +210,9 @@ class Exchange:
             credentials = self.credentials(policy)
             stream = session.open_stream(origin, call.owes, credentials)
             stream.owes_known = self.forwarder.is_read and call.readable
+            if head.whole and head.get(b"content-encoding") is None:
+                record = StreamTap(self.context, policy, session, stream, head)
+                return Passage(connection, head, self.forwarder.downstream, self.context, record)
             answer = Answered(connection, head)
             return Flow(
                 self.context, policy, session, stream, answer, self.forwarder.downstream, credentials=credentials
