@@ -199,7 +199,9 @@ def carries_only(data: bytes, tokens: Tokens, known: str | None) -> bool:
         at = data.rfind(name)  # the quickest way over the whole of a long one
         if at < 0 or (data.startswith(written, at) and data.find(name, 0, at) < 0):
             continue
-        value = None if known is None or data.find(name) != at else _TOKEN.match(data, at + len(name))
+        if known is None or data.find(name) != at:
+            return False
+        value = _TOKEN.match(data, at + len(name))
         if value is None or value[2] != known.encode():
             return False
     return True

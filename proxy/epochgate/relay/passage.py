@@ -233,7 +233,7 @@ class StreamTap:
         now = time.time()
         blocks = Framer(keep_data=LIVE_DATA).feed(data)
         self._context.telemetry.events += len(blocks)
-        if any([self._watch.see(block, now) for block in blocks]):
+        if True in [self._watch.see(block, now) for block in blocks]:
             self._context.live_change(self._policy, self._session)
 
     def end(self) -> None:
