@@ -23,11 +23,11 @@ from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
 from epochgate.relay.client import ClientConnection
 from epochgate.relay.coding import Decoder, decoder_of
-from epochgate.relay.headers import Framing, values_of, without
+from epochgate.relay.headers import Framing, Head, values_of, without
 from epochgate.relay.heartbeat import COMMENT, Heartbeat
 from epochgate.relay.hold import Tail
 from epochgate.relay.reply import Reply
-from epochgate.relay.upstream import Head, UpstreamConnection
+from epochgate.relay.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
     from epochgate.relay.context import Context

@@ -16,8 +16,8 @@ from epochgate.guard.watch import Watch
 from epochgate.relay.coding import decoded, decoder_of
 from epochgate.relay.context import Context
 from epochgate.relay.flow import LIVE_DATA, Downstream, Outcome
-from epochgate.relay.headers import is_event_stream
-from epochgate.relay.upstream import Head, UpstreamConnection
+from epochgate.relay.headers import Head, is_event_stream
+from epochgate.relay.upstream import UpstreamConnection
 
 LOSS_BODY = {400: 64 * 1024, 404: 1024 * 1024}  # bytes that are read to see whether they tell of a lost session (N1)
 LOSS_TIME = 2.0  # s that it may take to come
@@ -82,7 +82,7 @@ class Passage(_Answer):
         self._is_stream = not head.whole and is_event_stream(head.get(b"content-type"))
         if self._is_stream:
             context.streams.add(self)
-        downstream.reply.start(head.status, head.reason, head.fields, head.framing)
+        downstream.reply.pass_on(head)
 
     def received_data(self, data: bytes) -> None:
         """A piece of the body."""
@@ -189,7 +189,7 @@ class Suspect(_Answer):
     def _pass(self) -> None:
         self._timer.cancel()
         self._passing = True
-        self._downstream.reply.start(self._head.status, self._head.reason, self._head.fields, self._head.framing)
+        self._downstream.reply.pass_on(self._head)
         self._downstream.reply.write(bytes(self._body))
         self._body.clear()
 

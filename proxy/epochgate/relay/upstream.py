@@ -24,32 +24,12 @@ from epochgate.errors import (
     UpstreamResetError,
     UpstreamTimeoutError,
 )
-from epochgate.relay.headers import MAX_HEAD, Field, Framing, end_to_end, lower_case, values_of
+from epochgate.relay.headers import MAX_HEAD, Field, Framing, Head, end_to_end, lower_case, values_of
+from epochgate.relay.known import KnownAnswers
 
 IDLE_SECONDS = 4.0  # an idle connection is not used again after that: servers close theirs after 5 s and more
 IDLE_CONNECTIONS = 256
 HAPPY_EYEBALLS_DELAY = 0.2  # s between the addresses of one name
-
-
-class Head:
-    """The head of an answer: end-to-end fields as they came, and how the body is framed."""
-
-    __slots__ = ("_first", "fields", "framing", "reason", "status", "whole")
-
-    def __init__(
-        self, status: int, reason: bytes, fields: list[Field], first: dict[bytes, bytes], framing: Framing
-    ) -> None:
-        self.status = status
-        self.reason = reason
-        self.fields = fields
-        self._first = first
-        self.framing = framing
-        self.whole = False  # all of the answer came with it, in one read
-
-    def get(self, name: bytes) -> bytes | None:
-        """The first value of the field with this lower-case name."""
-        value = self._first.get(name)
-        return None if value is None else value.strip(b" \t")
 
 
 class Receiver(Protocol):
@@ -92,6 +72,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._in_head = False
         self._head: Head | None = None
         self._told = False  # the receiver has heard the head
+        self._opening = b""  # the read that is being parsed, where an answer begins with it
         self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
         self._interim = False
         self._keep = False
@@ -174,6 +155,16 @@ class UpstreamConnection(asyncio.Protocol):
             self._close()  # bytes that nobody asked for
             return
         self._heard_at = self._loop.time()
+        self._opening = b""
+        if self._head is None and not self._in_head and self._method != b"HEAD":
+            known = self._upstream.known.split(data)
+            if known is not None:
+                self._head, body = known
+                self._body.append(body)
+                self._keep = True
+                self._finish()
+                return
+            self._opening = data
         self._overhead += len(data)
         try:
             self._parser.feed_data(data)
@@ -263,6 +254,7 @@ class UpstreamConnection(asyncio.Protocol):
             raise UpstreamFramingError("The head of the upstream's answer is too large")
         fields = end_to_end(self._fields, self._names)
         if status < 200:
+            self._opening = b""
             self._interim = True
             if status < 100:
                 raise UpstreamFramingError("The status of the upstream's answer is none of HTTP")
@@ -292,6 +284,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._interim:
             self._interim = False
         elif self._receiver is not None and self._head is not None:
+            if self._opening and self._keep:
+                self._upstream.known.keep(self._opening, self._head, len(self._fields))
             self._finish()
 
     # -- inside
@@ -389,6 +383,7 @@ class Upstream:
         self.outage_at = float("-inf")  # when it last refused or reset a new connection: a boundary signal
         self.connections: set[UpstreamConnection] = set()
         self.tls = tls  # of connections to come
+        self.known = KnownAnswers()
         self._path = path
         self._is_address = _is_address(host)
         self._idle: list[UpstreamConnection] = []
