@@ -22,7 +22,6 @@ from epochgate.relay.headers import (
     Head,
     check_connection_options,
     connection_options,
-    is_event_stream,
     is_json,
     members_of,
     without,
@@ -193,8 +192,7 @@ class Exchange:
             return self.suspect(policy, session, connection, head)
         if not 200 <= head.status < 300:
             return self.relay(connection, head)
-        content_type = head.get(b"content-type")
-        is_stream = is_event_stream(content_type)
+        is_stream = head.is_stream
         call = Call()
         if method == b"POST" and (is_stream or self.forwarder.mentions(b"initialize")):
             call = self.forwarder.call() or Call()
@@ -219,7 +217,7 @@ class Exchange:
         if watch.head():
             self.context.live_change(policy, session)
         tap = None
-        if is_json(content_type) and watch.tokens.keys:
+        if watch.tokens.keys and is_json(head.get(b"content-type")):
             tap = BodyTap(head.get(b"content-encoding"), lambda body: self._read_body(policy, session, watch, body))
         return Passage(connection, head, self.forwarder.downstream, self.context, tap)
 

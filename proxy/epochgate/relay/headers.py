@@ -35,7 +35,7 @@ class Framing(Enum):
 class Head:
     """The head of an answer: end-to-end fields as they came, and how the body is framed."""
 
-    __slots__ = ("_lines", "fields", "first", "framing", "reason", "status", "whole")
+    __slots__ = ("_is_stream", "_lines", "fields", "first", "framing", "reason", "status", "whole")
 
     def __init__(
         self, status: int, reason: bytes, fields: list[Field], first: dict[bytes, bytes], framing: Framing
@@ -47,6 +47,7 @@ class Head:
         self.framing = framing
         self.whole = False  # all of the answer came with it, in one read
         self._lines = b""
+        self._is_stream: bool | None = None
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of the field with this lower-case name, without the spaces around it."""
@@ -59,6 +60,13 @@ class Head:
         if not self._lines:
             self._lines = answer_lines(self.status, self.reason, self.fields)
         return self._lines
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether an event stream follows (R6)."""
+        if self._is_stream is None:
+            self._is_stream = is_event_stream(self.get(b"content-type"))
+        return self._is_stream
 
     def again(self, *, fields: list[Field], first: dict[bytes, bytes], lines: bytes) -> Head:
         """The head of another answer, which has the same status, reason and framing."""
