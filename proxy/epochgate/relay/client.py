@@ -48,7 +48,8 @@ class Watcher(Protocol):
         """It does again."""
 
 
-Handler = Callable[[Request], Coroutine[None, None, None]]
+# Works on a request: what it returns goes on in a task; None: it goes on by itself, and calls `work_done`.
+Handler = Callable[[Request], Coroutine[None, None, None] | None]
 
 
 class ClientConnection(asyncio.Protocol):
@@ -319,7 +320,14 @@ class ClientConnection(asyncio.Protocol):
             request = self._queue.popleft()
             self.current = request
             self.reply = Reply(self, request)
-            self._task = self._loop.create_task(self._work(request))
+            try:
+                work = self._handler(request)
+            except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the connection breaks off
+                self._loop.call_exception_handler({"message": "a request could not be handled", "exception": error})
+                self.work_done()
+            else:
+                if work is not None:
+                    self.go_on(work)
         elif self._refusal is not None:
             self._tell_refusal(self._refusal)
         elif self._last:
@@ -330,28 +338,37 @@ class ClientConnection(asyncio.Protocol):
             self._head_timed = True
             self._set_timer(HEAD_TIMEOUT)
 
-    async def _work(self, request: Request) -> None:
-        reply = self.reply
-        assert reply is not None
+    def go_on(self, work: Coroutine[None, None, None]) -> None:
+        """Go on with the work on the current request in a task of its own."""
+        self._task = self._loop.create_task(self._finish(work))
+
+    async def _finish(self, work: Coroutine[None, None, None]) -> None:
         try:
-            await self._handler(request)
+            await work
         except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the reply breaks off
             self._loop.call_exception_handler({"message": "a request could not be handled", "exception": error})
         finally:
-            watcher, self.watcher = self.watcher, None
-            if watcher is not None:  # given up in the middle
-                watcher.client_gone()
-            if not reply.finished:
-                self.abort()
-            elif not request.body.complete or not reply.keep_alive:
-                self._last = True  # what is left of the request is not read
-                self._queue.clear()
-                self._refusal = None
-            self.current = None
-            self.reply = None
-            self._served = True
-            self._next()
-            self._steer_reading()
+            self.work_done()
+
+    def work_done(self) -> None:
+        """The work on the current request has ended; whatever it left open is broken off."""
+        request, reply = self.current, self.reply
+        assert request is not None
+        assert reply is not None
+        watcher, self.watcher = self.watcher, None
+        if watcher is not None:  # given up in the middle
+            watcher.client_gone()
+        if not reply.finished:
+            self.abort()
+        elif not request.body.complete or not reply.keep_alive:
+            self._last = True  # what is left of the request is not read
+            self._queue.clear()
+            self._refusal = None
+        self.current = None
+        self.reply = None
+        self._served = True
+        self._next()
+        self._steer_reading()
 
     def _body_of(self, request: Request) -> Body:
         """The body that the head announces. Raises BadRequestError where two servers could read it differently."""

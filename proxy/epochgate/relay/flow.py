@@ -48,19 +48,27 @@ class Outcome(Enum):
     NO_STREAM = "answered by no event stream, where another cursor is to be tried"
 
 
-@dataclass(slots=True)
 class Downstream:
-    """The client that a flow writes to, and the future that the work on its request waits for."""
+    """The client that an answer goes to; `tell` hears, once, how the work on the request ended."""
 
-    client: ClientConnection
-    reply: Reply
-    outcome: asyncio.Future[Outcome]
+    __slots__ = ("_tell", "client", "reply")
 
-    def finish(self, outcome: Outcome) -> None:
-        """The work on this request is over, as far as the flow is concerned."""
+    def __init__(self, client: ClientConnection, reply: Reply, tell: Callable[[Outcome | UpstreamError], None]) -> None:
+        self.client = client
+        self.reply = reply
+        self._tell: Callable[[Outcome | UpstreamError], None] | None = tell
+
+    def finish(self, outcome: Outcome | UpstreamError) -> None:
+        """The work on this request is over, as far as its answer is concerned."""
         self.client.watcher = None
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(outcome)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._tell is None
 
 
 @dataclass(frozen=True, slots=True)

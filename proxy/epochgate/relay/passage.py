@@ -115,9 +115,7 @@ class Passage(_Answer):
     def end_at_boundary(self) -> None:
         """The proxy drains: end cleanly after a whole event."""
         self._ending = True
-        if not self._downstream.outcome.done() and (
-            not self._last or self._last.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
-        ):
+        if not self._downstream.done and (not self._last or self._last.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))):
             self._connection.abort()
             self._downstream.reply.end()
             self._finish()

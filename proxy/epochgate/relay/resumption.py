@@ -170,7 +170,7 @@ class Resumption:
                 )
                 return self._flow
             if rewound:
-                exchange.forwarder.finish(Outcome.NO_STREAM)
+                exchange.forwarder.downstream.finish(Outcome.NO_STREAM)
                 return None
             if head.status in (400, 404):
                 return exchange.suspect(policy, session, connection, head)
