@@ -350,10 +350,10 @@ class Flow:
         downstream, stream = self.downstream, self.stream
         if downstream is not None:
             downstream.reply.write(data)
-        changed = plain = False
+        changed = plain = is_plain = False
         blocks = self._blocks_of(data)
-        short = len(data) < len(blocks) * SHORT_BLOCK and len(blocks) > 1
-        is_plain = short and self._decoder is None and self._watch.is_plain(data)
+        if len(blocks) > 1 and len(data) < len(blocks) * SHORT_BLOCK and self._decoder is None:
+            is_plain = self._watch.is_plain(data)
         for block in blocks:
             before = stream.first + len(stream.events)
             if self.judge is not None:
@@ -460,20 +460,21 @@ class Flow:
     def _keep(self, block: Block, before: int) -> None:
         """Keep a block for a resume; `before` is where the stream ended before it."""
         delivered = self.downstream is not None
-        if self.stream.first + len(self.stream.events) > before:
+        stream, raw = self.stream, block.raw
+        if stream.first + len(stream.events) > before:
             position = before
         elif block.kind is Kind.OTHER and not delivered:
             position = -1
         else:
             return  # it came again and is on record already, or nobody will miss it
-        if block.raw is None:
-            if not delivered:
+        if raw is not None:
+            if not self._tail.add(position, raw, delivered=delivered):
                 self.close()
-            else:
-                self._tail.skip(position)
-        elif not self._tail.add(position, block.raw, delivered=delivered):
+        elif delivered:
+            self._tail.skip(position)
+        else:
             self.close()
-        if not delivered and self.stream.finished:
+        if not delivered and stream.finished:
             self._clean = True  # every response is here: the upstream has done its part (H2)
             self._give_up()
 

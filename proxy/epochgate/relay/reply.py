@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from epochgate.relay.headers import LAST_CHUNK, Field, Framing, Head, answer_lines, chunk
+from epochgate.relay.headers import LAST_CHUNK, Field, Framing, Head, answer_lines
 from epochgate.relay.request import Request
 
 
@@ -78,7 +78,7 @@ class Reply:
         """A piece of the body; sent by `flush`."""
         if self._framing is Framing.CHUNKED:
             if data:
-                self._pending.append(chunk(data))
+                self._pending.append(b"%x\r\n%b\r\n" % (len(data), data))
         elif self._framing is not Framing.NONE:
             self._pending.append(data)
 
@@ -89,9 +89,10 @@ class Reply:
 
     def flush(self) -> None:
         """Send what was written, in one go."""
-        if self._pending:
-            data = b"".join(self._pending)
-            self._pending.clear()
+        pending = self._pending
+        if pending:
+            data = pending[0] if len(pending) == 1 else b"".join(pending)
+            pending.clear()
             self._connection.write(data)
 
     def end(self) -> None:
