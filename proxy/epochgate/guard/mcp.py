@@ -118,8 +118,7 @@ def read_call(body: bytes) -> Call:
     try:
         for message in _split(body):
             if message.method:
-                if bytes(message.method) == b'"initialize"':
-                    initialize = True
+                initialize = initialize or _is_initialize(message.method)
                 identifier = _rpc_id(message.id)
                 if identifier is not None:
                     owes.append(identifier)
@@ -149,7 +148,7 @@ def read_messages(data: bytes | None, tokens: Tokens) -> Messages:
     """The tokens and the answered ids of the messages in an event or a JSON body (None: too long to be read)."""
     if data is None:
         return Messages((tokens.default,), readable=False)
-    if not tokens.keys and b'"id"' not in data:
+    if not tokens.keys and b'"id"' not in data and b"\\u" not in data:  # a key may be written with escapes
         return NOTHING if tokens.default is None else Messages((tokens.default,))
     found: list[str | None] = []
     answers: list[RpcId] = []
@@ -214,6 +213,11 @@ def error_code(body: bytes) -> int | None:
 def _split(data: bytes) -> Sequence[_Message]:
     decoded = _messages.decode(data.removeprefix(b"\xef\xbb\xbf"))
     return decoded if isinstance(decoded, list) else (decoded,)
+
+
+def _is_initialize(raw: msgspec.Raw) -> bool:
+    text = bytes(raw)
+    return text == b'"initialize"' or (b"\\" in text and bool(msgspec.json.decode(text) == "initialize"))
 
 
 def _rpc_id(raw: msgspec.Raw) -> RpcId | None:
