@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -32,6 +33,7 @@ class Framing(Enum):
     CLOSE = "close"  # the end of the connection
 
 
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
 _LOWER: dict[bytes, bytes] = {}
 _MOST_NAMES = 1024
 
@@ -104,6 +106,11 @@ def prefixed(target: bytes, prefix: bytes) -> bytes:
 
 
 LAST_CHUNK = b"0\r\n\r\n"
+
+
+def is_unclear(text: bytes) -> bool:
+    """Whether a line of a head has control characters, at which some readers would end it."""
+    return _CONTROL(text) is not None
 
 
 def is_event_stream(content_type: bytes | None) -> bool:
