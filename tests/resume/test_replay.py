@@ -397,7 +397,9 @@ async def test_l1_the_same_id_granted_again_is_a_new_epoch(proxy, method, split)
         await asking.send(*((head, body[:at], body[at:]) if split else (head + body,)))
         server = await relay.accept()
         await server.request()
-        granted = compact({"jsonrpc": "2.0", "id": 7, "result": {"protocolVersion": "x", "_meta": {"session_epoch": 2}}})
+        granted = compact(
+            {"jsonrpc": "2.0", "id": 7, "result": {"protocolVersion": "x", "_meta": {"session_epoch": 2}}}
+        )
         await server.send(reply(200, granted, JSON, SESSION))
         assert (await asking.message()).status == 200
         session = relay.context.ledger.get(b"S1", time.time())

@@ -61,10 +61,13 @@ def check_connection_options(options: frozenset[bytes]) -> None:
 
 
 def end_to_end(fields: Sequence[Field], names: Sequence[bytes]) -> list[Field]:
-    """The fields that are passed on, as they came; `names` are theirs in lower case."""
+    """The fields that are passed on, as they came; `names` are theirs in lower case.
+
+    The length of an answer stays even where `Connection` names it: without it nobody would know where the answer ends.
+    """
     dropped: frozenset[bytes] = HOP_BY_HOP
     if b"connection" in names:
-        dropped = dropped | connection_options(fields)
+        dropped = dropped | (connection_options(fields) - {b"content-length"})
     return [field for field, name in zip(fields, names, strict=True) if name not in dropped]
 
 
