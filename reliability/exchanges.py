@@ -37,7 +37,7 @@ REASONS = (b"OK", b"", b"Fine  and dandy", b"caf\xe9", b"\tx", b"200", b"(none)"
 STATUSES = (200, 200, 200, 200, 201, 202, 203, 206, 207, 226, 299, 300, 301, 302, 307, 308, 401, 402, 403, 405, 406, 409, 410,
             413, 415, 418, 421, 422, 426, 429, 431, 451, 499, 500, 501, 502, 503, 504, 507, 511, 599, 700, 999)  # fmt: skip
 EXTENSIONS = (b"", b"", b"", b";a", b";a=b", b';a="b;c"', b";" + b"e" * 200)
-TRAILERS = (b"", b"", b"", b"X-Sum: 1\r\n", b"X-Sum: caf\xe9\r\nX-Sum:\r\n", b"ETag: \"x\"\r\n")
+TRAILERS = (b"", b"", b"", b"X-Sum: 1\r\n", b"X-Sum: caf\xe9\r\nX-Sum:\r\n", b'ETag: "x"\r\n')
 DROPPED = (
     (b"Keep-Alive: timeout=5",), (b"TE: trailers, deflate;q=0.5",), (b"Trailer: X-Sum",), (b"Proxy-Connection: keep-alive",),
     (b"Connection: x-hop", b"X-Hop: 1", b"x-hop: 2"), (b"Connection: , keep-alive ,, X-ONE,",), (b"Upgrade: foo/2",),
@@ -124,9 +124,7 @@ def generate(seed: int, number: int) -> Exchange:
         made = _Maker(choose, path, session, may_end=last or not pipelined, ahead=pipelined).make()
         asked.append(made[0])
         answers.append(made[1])
-    return Exchange(
-        number, tuple(asked), tuple(answers), pipelined, choose.random() < 0.5, choose.random() < 0.1, path
-    )
+    return Exchange(number, tuple(asked), tuple(answers), pipelined, choose.random() < 0.5, choose.random() < 0.1, path)
 
 
 def _opening(choose: Random, path: bytes, session: bytes, *, may_end: bool) -> tuple[Asked, Answer]:
@@ -138,7 +136,10 @@ def _opening(choose: Random, path: bytes, session: bytes, *, may_end: bool) -> t
     fields = [b"Mcp-Session-Id: " + session]
     if choose.random() < 0.5:
         fields.append(EVENT_STREAM)
-        plain, framing = b"event: message\nid: i0\ndata: " + result + b"\n\n", choose.choice(("chunked", "sized", "close")[: 2 + may_end])
+        plain, framing = (
+            b"event: message\nid: i0\ndata: " + result + b"\n\n",
+            choose.choice(("chunked", "sized", "close")[: 2 + may_end]),
+        )
     else:
         fields.append(JSON)
         plain, framing = result, "sized"
@@ -224,7 +225,11 @@ class _Maker:
         form = choose.random()
         if self._session is not None or form < 0.8:
             return self._path if self._guarded else target
-        return choose.choice((b"http://a.example", b"https://[::1]:81", b"http://u@h:8")) + target if form < 0.9 else b"/" + target
+        return (
+            choose.choice((b"http://a.example", b"https://[::1]:81", b"http://u@h:8")) + target
+            if form < 0.9
+            else b"/" + target
+        )
 
     # -- the answer
 
@@ -250,9 +255,7 @@ class _Maker:
         if refuses or version == 0 or ends_unsaid or (self._may_end and choose.random() < 0.1):
             fields.append(b"Connection: close")
         answer = _answer(choose, interims, start, fields, plain, framing)
-        return Answer(
-            answer.interims, start, answer.fields, plain, framing, answer.wire, cut=cut, refuses=refuses
-        )
+        return Answer(answer.interims, start, answer.fields, plain, framing, answer.wire, cut=cut, refuses=refuses)
 
     def _status(self) -> int:
         choose = self._choose
@@ -271,9 +274,13 @@ class _Maker:
             return b""
         if kind == 1:
             fields.append(JSON)
-            return json.dumps({"jsonrpc": "2.0", "id": choose.randrange(9), "result": {"é": "x" * choose.choice((1, 999))}}).encode()
+            return json.dumps(
+                {"jsonrpc": "2.0", "id": choose.randrange(9), "result": {"é": "x" * choose.choice((1, 999))}}
+            ).encode()
         if kind < 4:
-            fields.append(choose.choice((EVENT_STREAM, EVENT_STREAM + b"; charset=utf-8", b"content-type:TEXT/event-stream")))
+            fields.append(
+                choose.choice((EVENT_STREAM, EVENT_STREAM + b"; charset=utf-8", b"content-type:TEXT/event-stream"))
+            )
             plain = _events(choose)
             if choose.random() < 0.1:
                 fields.append(b"Content-Encoding: gzip")
@@ -288,7 +295,13 @@ class _Maker:
         return self._choose.choice(choices)
 
     def _may_cut(self, plain: bytes, framing: str, *, refuses: bool) -> bool:
-        able = self._may_end and self._http11 and framing in ("sized", "chunked") and not refuses and self._method != b"HEAD"
+        able = (
+            self._may_end
+            and self._http11
+            and framing in ("sized", "chunked")
+            and not refuses
+            and self._method != b"HEAD"
+        )
         return able and bool(plain) and self._choose.random() < 0.05
 
 
@@ -304,7 +317,12 @@ def _interim(choose: Random) -> bytes:
 
 def _call(choose: Random) -> bytes:
     method = choose.choice(("tools/call", "ping", "notifications/x", "tools/list"))
-    call: object = {"jsonrpc": "2.0", "id": choose.randrange(9), "method": method, "params": {"t": "é" * choose.choice((0, 9, 2000))}}
+    call: object = {
+        "jsonrpc": "2.0",
+        "id": choose.randrange(9),
+        "method": method,
+        "params": {"t": "é" * choose.choice((0, 9, 2000))},
+    }
     return json.dumps([call, call] if choose.random() < 0.1 else call, ensure_ascii=choose.random() < 0.5).encode()
 
 
@@ -313,12 +331,17 @@ def _events(choose: Random) -> bytes:
     eol = choose.choice((b"\n", b"\n", b"\r\n", b"\r"))
     blocks = [b"\xef\xbb\xbf"] if choose.random() < 0.1 else []
     for number in range(choose.choice((0, 1, 2, 10, 60))):
-        data = json.dumps({"jsonrpc": "2.0", "method": "n", "params": {"n": number, "t": "é" * choose.choice((0, 5, 400))}})
+        data = json.dumps(
+            {"jsonrpc": "2.0", "method": "n", "params": {"n": number, "t": "é" * choose.choice((0, 5, 400))}}
+        )
         lines = [
             b"id: %d" % number if choose.random() < 0.8 else b": comment",
             *([b"event: message"] if choose.random() < 0.5 else []),
             *([b"retry: 5"] if choose.random() < 0.1 else []),
-            *(b"data:" + choose.choice((b"", b" ")) + line for line in (data.encode(), b"")[: choose.choice((0, 1, 1, 1, 2))]),
+            *(
+                b"data:" + choose.choice((b"", b" ")) + line
+                for line in (data.encode(), b"")[: choose.choice((0, 1, 1, 1, 2))]
+            ),
         ]
         blocks.append(eol.join([*lines, b"", b""]))
     if choose.random() < 0.2:
@@ -338,7 +361,9 @@ def _chunked(choose: Random, body: bytes) -> bytes:
     return wire + choose.choice((b"0", b"000", b"0;last")) + b"\r\n" + choose.choice(TRAILERS) + b"\r\n"
 
 
-def _answer(choose: Random, interims: tuple[bytes, ...], start: bytes, fields: list[bytes], plain: bytes, framing: str) -> Answer:
+def _answer(
+    choose: Random, interims: tuple[bytes, ...], start: bytes, fields: list[bytes], plain: bytes, framing: str
+) -> Answer:
     if framing == "sized":
         fields.insert(choose.randrange(len(fields) + 1), b"Content-Length: %d" % len(plain))
     if framing == "chunked":

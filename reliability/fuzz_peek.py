@@ -50,7 +50,6 @@ SCALARS = (
 BLANKS = ("", " ", "\n", "\t\r")
 
 
-
 class Number(str):
     """A number as it was written."""
 
@@ -161,9 +160,7 @@ def _check_messages(messages: object, read: Read, tokens: Tokens) -> None:
 
 def _answers(read: Read) -> list[Id]:
     answers = [
-        _identifier(one)
-        for one in read.objects or ()
-        if ("result" in one or "error" in one) and "method" not in one
+        _identifier(one) for one in read.objects or () if ("result" in one or "error" in one) and "method" not in one
     ]
     return [identifier for identifier in answers if identifier is not None]
 

@@ -60,7 +60,9 @@ def fuzz(target: str, seconds: int, options: Options) -> Figure:
     with log.open("wb") as output:
         ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=_environment(), check=False)
     text = log.read_text(errors="replace")
-    edges, inputs, size = (list(_LAST.finditer(text)) or [None])[-1].groups() if _LAST.search(text) else ("0", "0", "0b")
+    edges, inputs, size = (
+        (list(_LAST.finditer(text)) or [None])[-1].groups() if _LAST.search(text) else ("0", "0", "0b")
+    )
     runs = int(_stat(text, "number_of_executed_units"))
     broken = [file.name for file in sorted(options.work.glob(f"{target}-*"))]
     value = f"{runs:,} inputs in {seconds} s, {edges} edges, corpus {inputs} ({size}), {len(broken)} findings"

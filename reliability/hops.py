@@ -36,7 +36,9 @@ def request_through(asked: Message, authority: bytes) -> Seen:
         fields.insert(0, (b"Host", authority))
     fields.append((b"Via", b"1.1 epochgate"))  # T2
     start = (asked.method, asked.target, b"HTTP/1.1")  # T3; the version is each hop's own (RFC 9110 section 2.5)
-    return Seen(start, tuple(fields), asked.framing, asked.body)  # T1; chunk borders, extensions, trailers end here (T2)
+    return Seen(
+        start, tuple(fields), asked.framing, asked.body
+    )  # T1; chunk borders, extensions, trailers end here (T2)
 
 
 def answer_through(answer: Message, *, http11: bool) -> Seen:
@@ -53,7 +55,11 @@ def answer_through(answer: Message, *, http11: bool) -> Seen:
 def request_seen(message: Message) -> Seen:
     """A request as it arrived through the proxy; of its own fields for one connection only the framing counts."""
     return Seen(
-        (message.method, message.target, message.start[-8:]), _own(message), message.framing, message.body, message.complete
+        (message.method, message.target, message.start[-8:]),
+        _own(message),
+        message.framing,
+        message.body,
+        message.complete,
     )
 
 
@@ -69,6 +75,6 @@ def _own(message: Message) -> tuple[Field, ...]:
 
 
 def _end_to_end(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """T2: without the hop-by-hop fields, and without those that `Connection` names."""
-    dropped = HOP_BY_HOP | options(fields)
+    """T2: without the hop-by-hop fields, and without those that `Connection` names, but for the length of an answer."""
+    dropped = HOP_BY_HOP | (options(fields) - {b"content-length"})
     return tuple(field for field in fields if field[0].lower() not in dropped)

@@ -205,9 +205,7 @@ class Inside:
 
 def settings(**changes: Any) -> Settings:
     """The defaults but for these sections; nothing is logged but faults."""
-    made = Settings.model_validate(
-        {"upstream": {"url": "http://127.0.0.1:9"}, "log": {"level": "error"}, **changes}
-    )
+    made = Settings.model_validate({"upstream": {"url": "http://127.0.0.1:9"}, "log": {"level": "error"}, **changes})
     set_up_logs(made.log)
     return made
 

@@ -114,6 +114,7 @@ class Upstream:
         if answer.framing == "chunked" and not http11:  # as every server does
             fields = [line for line in fields if not line.lower().startswith(b"transfer-encoding")]
             wire, closes = answer.plain, True
+            fields.append(b"Connection: close")
         data += b"\r\n".join([answer.start, *fields, b"", b""])
         if not is_head:
             data += wire[: max(0, len(wire) - answer.cut)] if answer.cut else wire

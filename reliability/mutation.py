@@ -38,7 +38,9 @@ ANSWERS = (
     b'HTTP/1.1 304 Not Modified\r\nETag: "x"\r\nContent-Length: 99\r\n\r\n',
     b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nok",
     b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
-    _OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(_EVENTS), _EVENTS),
+    _OK
+    + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+    % (len(_EVENTS), _EVENTS),
     _OK + b"Content-Type: text/event-stream\r\nContent-Encoding: gzip\r\nConnection: close\r\n\r\n" + _EVENTS,
 )
 REPLAYS = (

@@ -27,7 +27,9 @@ class Served:
     def complaints(self) -> list[str]:
         """Lines that tell of something that should not have happened."""
         signs = ('"level": "error"', '"level":"error"', "Traceback", "never retrieved", "Unclosed", "Exception")
-        return [line for line in self.log.read_text(errors="replace").splitlines() if any(sign in line for sign in signs)]
+        return [
+            line for line in self.log.read_text(errors="replace").splitlines() if any(sign in line for sign in signs)
+        ]
 
 
 @contextlib.contextmanager

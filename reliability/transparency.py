@@ -38,7 +38,12 @@ def run(options: Options) -> list[Figure]:
             "none with a difference",
             holds=not found.differing and found.exchanges == count,
         ),
-        Figure("of these", ", ".join(f"{name} {number:,}" for name, number in found.kinds.items()), "all kinds", holds=all(found.kinds.values())),
+        Figure(
+            "of these",
+            ", ".join(f"{name} {number:,}" for name, number in found.kinds.items()),
+            "all kinds",
+            holds=all(found.kinds.values()),
+        ),
         Figure("errors in the proxies' logs", str(len(found.complaints)), "none", holds=not found.complaints),
     ]
 
