@@ -1,8 +1,8 @@
 """Odd but legal HTTP/1.1 exchanges: what a client sends and what an upstream answers, chosen by a seed.
 
-Left out is what `docs/behind-a-proxy.md` lists as refused (methods that the parser does not know, raw non-ASCII targets,
-blanks around chunk extensions), rude ends of idle connections (T5), and, in a guarded session, the answers that a rule
-replaces (N1, R3, F2).
+Left out is what `docs/behind-a-proxy.md` lists as refused (methods that the parser does not know, raw non-ASCII
+targets, blanks around chunk extensions), ends of idle connections that nobody was told of (T5), and, in a guarded
+session, the answers that a rule replaces (N1, R3, F2).
 """
 
 from __future__ import annotations
@@ -13,33 +13,43 @@ from dataclasses import dataclass
 from random import Random
 
 METHODS = (
-    b"GET", b"GET", b"GET", b"POST", b"POST", b"POST", b"HEAD", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE", b"PROPFIND",
-    b"PROPPATCH", b"MKCOL", b"COPY", b"MOVE", b"LOCK", b"UNLOCK", b"SEARCH", b"REPORT", b"M-SEARCH", b"NOTIFY", b"SUBSCRIBE",
+    b"GET", b"GET", b"GET", b"POST", b"POST", b"POST", b"HEAD", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE",
+    b"PROPFIND",
+    b"PROPPATCH", b"MKCOL", b"COPY", b"MOVE", b"LOCK", b"UNLOCK", b"SEARCH", b"REPORT", b"M-SEARCH", b"NOTIFY",
+    b"SUBSCRIBE",
     b"PURGE", b"LINK", b"UNLINK", b"BIND", b"REBIND", b"ACL", b"MERGE", b"CHECKOUT", b"MKCALENDAR", b"QUERY",
 )  # fmt: skip
 PATHS = (b"/mcp", b"/observe", b"/bypass", b"/other")
 TAILS = (
-    b"", b"", b"/", b"//", b"/%2F/%2f", b";v=1;w", b"?", b"??", b"?a=1&a=2&&=", b"/a%20b/%zz%", b"/%C3%A9", b"/..;/x", b"/./x/..",
+    b"", b"", b"/", b"//", b"/%2F/%2f", b";v=1;w", b"?", b"??", b"?a=1&a=2&&=", b"/a%20b/%zz%", b"/%C3%A9",
+    b"/..;/x", b"/./x/..",
     b"?q=a+b%2B&u=http://x/y?z", b"/:@!$&'()*+,;=-._~", b"/%00%0d%0a", b'/"<>\\^`{|}', b"#f", b"/" + b"long/" * 300,
 )  # fmt: skip
 NAMES = (
-    b"X-One", b"x-one", b"X-ONE", b"Cookie", b"Set-Cookie", b"Via", b"Warning", b"Link", b"!#$%&'*+-.^_`|~1", b"X_Under",
-    b"Accept", b"Accept-Encoding", b"User-Agent", b"Authorization", b"X-Forwarded-For", b"Forwarded", b"Cache-Control", b"Date",
+    b"X-One", b"x-one", b"X-ONE", b"Cookie", b"Set-Cookie", b"Via", b"Warning", b"Link", b"!#$%&'*+-.^_`|~1",
+    b"X_Under",
+    b"Accept", b"Accept-Encoding", b"User-Agent", b"Authorization", b"X-Forwarded-For", b"Forwarded",
+    b"Cache-Control", b"Date",
     b"Server", b"ETag", b"Range", b"If-None-Match", b"Origin", b"Content-Language", b"X-Session", b"Alt-Svc", b"Vary",
 )  # fmt: skip
 VALUES = (
-    b"", b"1", b"a, b,,c", b'"quoted \\" , text"', b"caf\xe9", b"caf\xc3\xa9", b"\xff\x80\xa0", b"in \t ner", b"a=b; c=d", b"0", b"-",
-    b"text/html;q=0.5, */*", b"Basic eDp5", b"W/\"x\"", b":", b"::1", b"(a comment)", b"x" * 3000, b"\\", b"%41", b"=?utf-8?q?x?=",
+    b"", b"1", b"a, b,,c", b'"quoted \\" , text"', b"caf\xe9", b"caf\xc3\xa9", b"\xff\x80\xa0", b"in \t ner",
+    b"a=b; c=d", b"0", b"-",
+    b"text/html;q=0.5, */*", b"Basic eDp5", b'W/"x"', b":", b"::1", b"(a comment)", b"x" * 3000, b"\\", b"%41",
+    b"=?utf-8?q?x?=",
 )  # fmt: skip
 BLANKS = (b" ", b" ", b" ", b"", b"\t", b"   ", b" \t ")
 ENDS = (b"", b"", b"", b" ", b"\t", b"  \t")
 REASONS = (b"OK", b"", b"Fine  and dandy", b"caf\xe9", b"\tx", b"200", b"(none)", b"a" * 300)
-STATUSES = (200, 200, 200, 200, 201, 202, 203, 206, 207, 226, 299, 300, 301, 302, 307, 308, 401, 402, 403, 405, 406, 409, 410,
-            413, 415, 418, 421, 422, 426, 429, 431, 451, 499, 500, 501, 502, 503, 504, 507, 511, 599, 700, 999)  # fmt: skip
+STATUSES = (
+    200, 200, 200, 200, 201, 202, 203, 206, 207, 226, 299, 300, 301, 302, 307, 308, 401, 402, 403, 405, 406, 409, 410,
+    413, 415, 418, 421, 422, 426, 429, 431, 451, 499, 500, 501, 502, 503, 504, 507, 511, 599, 700, 999,
+)  # fmt: skip
 EXTENSIONS = (b"", b"", b"", b";a", b";a=b", b';a="b;c"', b";" + b"e" * 200)
 TRAILERS = (b"", b"", b"", b"X-Sum: 1\r\n", b"X-Sum: caf\xe9\r\nX-Sum:\r\n", b'ETag: "x"\r\n')
 DROPPED = (
-    (b"Keep-Alive: timeout=5",), (b"TE: trailers, deflate;q=0.5",), (b"Trailer: X-Sum",), (b"Proxy-Connection: keep-alive",),
+    (b"Keep-Alive: timeout=5",), (b"TE: trailers, deflate;q=0.5",), (b"Trailer: X-Sum",),
+    (b"Proxy-Connection: keep-alive",),
     (b"Connection: x-hop", b"X-Hop: 1", b"x-hop: 2"), (b"Connection: , keep-alive ,, X-ONE,",), (b"Upgrade: foo/2",),
     (b"Connection: Upgrade", b"Upgrade: h2c"), (b"Proxy-Authorization: Basic x", b"Proxy-Authenticate: Basic"),
 )  # fmt: skip

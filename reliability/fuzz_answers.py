@@ -13,13 +13,16 @@ from reliability.fuzz_requests import OURS
 from reliability.inside import PATIENCE, Inside, LeapingLoop, Pipe, cut, settings
 from reliability.strict import Message, UnclearError, options, read_answer, read_requests
 
-MODULES = ("epochgate.relay.upstream", "epochgate.relay.reply", "epochgate.relay.passage", "epochgate.relay.flow")
 DICTIONARY = (
-    "HTTP/1.1 200 OK\\x0d\\x0a", "HTTP/1.0 200 OK\\x0d\\x0a", "HTTP/1.1 100 Continue\\x0d\\x0a\\x0d\\x0a", "HTTP/1.1 103 x\\x0d\\x0a",
-    "HTTP/1.1 204 No Content\\x0d\\x0a", "HTTP/1.1 304 x\\x0d\\x0a", "HTTP/1.1 404 Not Found\\x0d\\x0a", "HTTP/1.1 101 x\\x0d\\x0a",
+    "HTTP/1.1 200 OK\\x0d\\x0a", "HTTP/1.0 200 OK\\x0d\\x0a", "HTTP/1.1 100 Continue\\x0d\\x0a\\x0d\\x0a",
+    "HTTP/1.1 103 x\\x0d\\x0a",
+    "HTTP/1.1 204 No Content\\x0d\\x0a", "HTTP/1.1 304 x\\x0d\\x0a", "HTTP/1.1 404 Not Found\\x0d\\x0a",
+    "HTTP/1.1 101 x\\x0d\\x0a",
     "Content-Length: 5\\x0d\\x0a", "Transfer-Encoding: chunked\\x0d\\x0a", "chunked", "Connection: close\\x0d\\x0a",
-    "Connection: keep-alive\\x0d\\x0a", "Connection: Content-Length\\x0d\\x0a", "Upgrade: h2c\\x0d\\x0a", "0\\x0d\\x0a\\x0d\\x0a", "5;a=b\\x0d\\x0a", "\\x0d\\x0a", "\\x0d\\x0a ",
-    "Content-Type: text/event-stream\\x0d\\x0a", "Content-Type: application/json\\x0d\\x0a", "Content-Encoding: gzip\\x0d\\x0a",
+    "Connection: keep-alive\\x0d\\x0a", "Connection: Content-Length\\x0d\\x0a", "Upgrade: h2c\\x0d\\x0a",
+    "0\\x0d\\x0a\\x0d\\x0a", "5;a=b\\x0d\\x0a", "\\x0d\\x0a", "\\x0d\\x0a ",
+    "Content-Type: text/event-stream\\x0d\\x0a", "Content-Type: application/json\\x0d\\x0a",
+    "Content-Encoding: gzip\\x0d\\x0a",
     "id: 1\\x0adata: {}\\x0a\\x0a", "Session not found", "\\x0b", "\\x00",
 )  # fmt: skip
 REQUESTS = (
@@ -28,8 +31,10 @@ REQUESTS = (
     b"GET /first HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
     b"POST /first HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
     b"GET /first HTTP/1.1\r\nHost: a\r\nMcp-Session-Id: S\r\n\r\n",
-    b"POST /first HTTP/1.1\r\nHost: a\r\nMcp-Session-Id: S\r\nContent-Length: 36\r\n\r\n"
-    b'{"jsonrpc":"2.0","id":1,"method":""}',
+    (
+        b"POST /first HTTP/1.1\r\nHost: a\r\nMcp-Session-Id: S\r\nContent-Length: 36\r\n\r\n"
+        b'{"jsonrpc":"2.0","id":1,"method":""}'
+    ),
     b"DELETE /first HTTP/1.1\r\nHost: a\r\nMcp-Session-Id: S\r\n\r\n",
     b'POST /first HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\n{"id":1,"method":"initialize"}',
 )

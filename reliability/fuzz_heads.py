@@ -28,7 +28,6 @@ from epochgate.relay.headers import (
 )
 from reliability.strict import UnclearError, options, read_head
 
-MODULES = ("epochgate.relay.headers", "epochgate.guard.policy")
 DICTIONARY = (
     "Connection", "close", "keep-alive", "TE", "Trailer", "Upgrade", "Transfer-Encoding", "Mcp-Session-Id", "Host",
     "Content-Type", "text/event-stream", "application/json", ";", ", ", "%2F", "%2e", "/..", "//", "http://", "?", "#",
@@ -52,7 +51,7 @@ def check(data: bytes) -> None:
         assert is_event_stream(value) == (kind == b"text/event-stream")
         assert is_json(value) == (kind == b"application/json")
     _check_written(fields)
-    assert chunk(data) == hex(len(data))[2:].encode() + b"\r\n" + data + b"\r\n"
+    assert chunk(data) == b"%x\r\n" % len(data) + data + b"\r\n"
 
 
 def _check_fields(fields: list[tuple[bytes, bytes]], names: list[bytes]) -> None:

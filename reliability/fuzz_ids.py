@@ -6,10 +6,10 @@ Each byte of an input chooses how the next id follows the one before.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from epochgate.guard.eventids import IdFault, Learner, Order, successor_fault
 
-MODULES = ("epochgate.guard.eventids",)
 DICTIONARY = ("\\x01\\x01\\x01\\x01", "\\x00\\x10\\x01", "\\x40")
 MOST_DIGITS = 64
 PREFIXES = (b"", b"a-", b"s_1_", b"0", b"-", b"x" * 70)
@@ -49,7 +49,7 @@ def strictest(ids: list[bytes]) -> Order:
     parts = [split(event_id) for event_id in ids]
     if any(number is None for _, number in parts) or len({prefix for prefix, _ in parts}) > 1:
         return Order.OPAQUE
-    steps = {second[1] - first[1] for first, second in zip(parts, parts[1:], strict=False)}
+    steps = {second[1] - first[1] for first, second in pairwise(parts)}
     if steps <= {1}:
         return Order.CONSECUTIVE
     return Order.INCREASING if min(steps) > 0 else Order.OPAQUE
@@ -64,7 +64,7 @@ def check(data: bytes) -> None:
         learner.see(event_id, repeated=event_id in seen)
         seen.add(event_id)
         _check_order(learner, ids[:count])
-    for last, new in zip(ids, ids[1:], strict=False):
+    for last, new in pairwise(ids):
         for order in Order:
             _check_fault(order, last, new, seen)
 

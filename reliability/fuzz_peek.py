@@ -21,7 +21,6 @@ from epochgate.guard.mcp import (
     says_nothing,
 )
 
-MODULES = ("epochgate.guard.mcp",)
 DICTIONARY = (
     '"jsonrpc"', '"2.0"', '"method"', '"initialize"', '"params"', '"result"', '"error"', '"code"', '"id"', '"_meta"',
     '"session_epoch"', '"k"', '"protocolVersion"', "null", "true", "false", "NaN", "Infinity", "1e400", "-0", "1.0",
@@ -39,12 +38,14 @@ Id = int | float | str
 
 NAMES = (
     '"id"', '"method"', '"params"', '"result"', '"error"', '"_meta"', '"session_epoch"', '"k"', '"protocolVersion"',
-    '"code"', '"jsonrpc"', '"\\u0069d"', '"m\\u0065thod"', '"re\\u0073ult"', '"_m\\u0065ta"', '"session_\\u0065poch"', '""',
+    '"code"', '"jsonrpc"', '"\\u0069d"', '"m\\u0065thod"', '"re\\u0073ult"', '"_m\\u0065ta"',
+    '"session_\\u0065poch"', '""',
     '"err\tor"',
 )  # fmt: skip
 SCALARS = (
     "1", '"1"', '"e"', '"initialize"', '"initializ\\u0065"', '"tools/call"', '"tools\\/call"', "null", "true", "false",
-    "NaN", "-Infinity", "1.0", "1e2", "-0", "0.1", "1E400", "18446744073709551616", "9" * 30, '""', '"\\ud800"', '"\u00e9"',
+    "NaN", "-Infinity", "1.0", "1e2", "-0", "0.1", "1E400", "18446744073709551616", "9" * 30, '""', '"\\ud800"',
+    '"\u00e9"',
     '"\x7f"', '"a\nb"', '"\\u0000"', "-5", '"2.0"', "00", "'x'", "9" * 5000,
 )  # fmt: skip
 BLANKS = ("", " ", "\n", "\t\r")

@@ -7,18 +7,22 @@ cut, the second whether and how the client leaves.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from epochgate.relay.headers import HOP_BY_HOP, MAX_HEAD
 from reliability.inside import PATIENCE, Inside, LeapingLoop, Pipe, cut, settings
-from reliability.strict import Message, UnclearError, options, read_answer, read_requests
+from reliability.strict import Message, options, read_answer, read_requests
 
-MODULES = ("epochgate.relay.client", "epochgate.relay.request", "epochgate.relay.reply", "epochgate.relay.forward")
 DICTIONARY = (
-    "GET / HTTP/1.1\\x0d\\x0a", "POST /mcp HTTP/1.1\\x0d\\x0a", "HEAD", "OPTIONS * HTTP/1.0\\x0d\\x0a", "Host: a\\x0d\\x0a",
-    "Content-Length: 5\\x0d\\x0a", "Transfer-Encoding: chunked\\x0d\\x0a", "chunked", "identity", "Connection: close\\x0d\\x0a",
-    "Connection: keep-alive\\x0d\\x0a", "Upgrade: h2c\\x0d\\x0a", "Connection: Upgrade\\x0d\\x0a", "Expect: 100-continue\\x0d\\x0a",
-    "0\\x0d\\x0a\\x0d\\x0a", "5;a=b\\x0d\\x0a", "\\x0d\\x0a", "\\x0d\\x0a ", "\\x0b", "\\x00", "http://a/", "Mcp-Session-Id: s\\x0d\\x0a",
+    "GET / HTTP/1.1\\x0d\\x0a", "POST /mcp HTTP/1.1\\x0d\\x0a", "HEAD", "OPTIONS * HTTP/1.0\\x0d\\x0a",
+    "Host: a\\x0d\\x0a",
+    "Content-Length: 5\\x0d\\x0a", "Transfer-Encoding: chunked\\x0d\\x0a", "chunked", "identity",
+    "Connection: close\\x0d\\x0a",
+    "Connection: keep-alive\\x0d\\x0a", "Upgrade: h2c\\x0d\\x0a", "Connection: Upgrade\\x0d\\x0a",
+    "Expect: 100-continue\\x0d\\x0a",
+    "0\\x0d\\x0a\\x0d\\x0a", "5;a=b\\x0d\\x0a", "\\x0d\\x0a", "\\x0d\\x0a ", "\\x0b", "\\x00", "http://a/",
+    "Mcp-Session-Id: s\\x0d\\x0a",
     "Last-Event-ID: 1\\x0d\\x0a", "CONNECT",
 )  # fmt: skip
 OURS = {400, 404, 408, 413, 431, 501, 502, 503, 505}  # what the proxy itself may answer; never 500
@@ -43,7 +47,7 @@ class _Upstream:
 
     def serve(self, pipe: Pipe) -> None:
         """Strict: raises UnclearError, which the loop tells as a fault."""
-        found, rest, error = read_requests(bytes(pipe.written))
+        found, _, error = read_requests(bytes(pipe.written))
         if error is not None:
             raise error
         if pipe.finished:
@@ -72,7 +76,7 @@ async def _exchange(sent: bytes, how: int, leaving: int) -> None:
         await _time_passes(proxy)
     assert client.closed, "the connection stands for ever"
     for pipe in proxy.upstreams:
-        found, rest, _ = read_requests(bytes(pipe.written))
+        _, rest, _ = read_requests(bytes(pipe.written))
         assert pipe.closed or not rest, "half a request, and nobody ends it"
     if leaving % 4 != 2:
         methods = [request.method for request in proxy.handled]
@@ -83,8 +87,6 @@ async def _exchange(sent: bytes, how: int, leaving: int) -> None:
 
 
 async def _time_passes(proxy: Inside) -> None:
-    import asyncio
-
     await proxy.settle()
     await asyncio.sleep(PATIENCE)
     await proxy.settle()
@@ -142,6 +144,3 @@ def assert_forwarded(wanted: Message, seen: Message) -> None:
     dropped = HOP_BY_HOP | options(wanted.fields) | {b"host", b"via"}
     kept = [field for field in wanted.fields if field[0].lower() not in dropped]
     assert [field for field in seen.fields if field[0].lower() not in {b"host", b"via", b"transfer-encoding"}] == kept
-
-
-__all__ = ["UnclearError", "check"]

@@ -1,8 +1,8 @@
 """Whatever the upstream replays on a resume, through the whole proxy: no unchecked event is released (R5 to R11).
 
 The session has the epoch token `e`, and the client has read the events 1 and 2 of a call that is to be answered; the
-proxy has read event 3 as well. The first byte of an input chooses the policy, the second how the replay is cut; the rest
-is the replay, or the choices by which one is put together.
+proxy has read event 3 as well. The first byte of an input chooses the policy, the second how the replay is cut; the
+rest is the replay, or the choices by which one is put together.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from reliability.fuzz_sse import reference as read_stream
 from reliability.inside import Inside, LeapingLoop, Pipe, settings
 from reliability.strict import read_answer, read_requests
 
-MODULES = ("epochgate.guard.judge", "epochgate.relay.flow", "epochgate.relay.resumption")
 DICTIONARY = (
-    "id: 3\\x0a", "id: 4\\x0a", "data: ", '{"params":{"_meta":{"session_epoch":"e"}}}', '{"_meta":{"session_epoch":"f"}}',
-    '"session_epoch"', '{"id":5,"result":{}}', '{"id":6,"result":{}}', "\\x0a\\x0a", "\\x0d\\x0a\\x0d\\x0a", "event: x\\x0a",
+    "id: 3\\x0a", "id: 4\\x0a", "data: ", '{"params":{"_meta":{"session_epoch":"e"}}}',
+    '{"_meta":{"session_epoch":"f"}}',
+    '"session_epoch"', '{"id":5,"result":{}}', '{"id":6,"result":{}}', "\\x0a\\x0a", "\\x0d\\x0a\\x0d\\x0a",
+    "event: x\\x0a",
     ": c\\x0a\\x0a", "retry: 5\\x0a",
 )  # fmt: skip
 GROWN = 128
@@ -35,7 +36,10 @@ BLOCKS = (
     b'id: 4\ndata: {"method":"n","params":{"_meta":{"session_epoch":"f"}}}\n\n',
     b'id: 4\ndata: {"method":"n"}\n\n',
     b'data: {"method":"n","_meta":{"session_epoch":"e"}}\n\n',
-    b'id: 4\ndata: [{"method":"n","_meta":{"session_epoch":"e"}},\ndata: {"method":"n","_meta":{"session_epoch":"f"}}]\n\n',
+    (
+        b'id: 4\ndata: [{"method":"n","_meta":{"session_epoch":"e"}},\n'
+        b'data: {"method":"n","_meta":{"session_epoch":"f"}}]\n\n'
+    ),
     b'id: 4\ndata: {"id":5,"result":{"_meta":{"session_epoch":"e"}}}\n\n',
     b'id: 5\ndata: {"id":6,"result":{"_meta":{"session_epoch":"e"}}}\n\n',
     b'id: 6\ndata: {"id":5,"result":{"_meta":{"\\u0073ession_epoch":"f"}}}\n\n',

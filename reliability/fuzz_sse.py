@@ -13,8 +13,10 @@ import xxhash
 
 from epochgate.guard.sse import Block, Framer
 
-MODULES = ("epochgate.guard.sse",)
-DICTIONARY = ("data: ", "data", "id: ", "id", "event: ", "retry: ", ":", "\\x0d\\x0a", "\\x0d", "\\x0a", "\\xef\\xbb\\xbf", "\\x00")  # fmt: skip
+DICTIONARY = (
+    "data: ", "data", "id: ", "id", "event: ", "retry: ", ":", "\\x0d\\x0a", "\\x0d", "\\x0a", "\\xef\\xbb\\xbf",
+    "\\x00",
+)  # fmt: skip
 KEEP = (0, 1, 7, 64, 1 << 20)
 FIELD_LIMIT = 64 * 1024  # of an id and a name; longer ones do not count (L3: a cursor is no longer than a head)
 

@@ -91,15 +91,16 @@ PART = Part(
     name="fuzzing",
     title="Fuzzing",
     about="""
-[atheris](https://github.com/google/atheris) (libFuzzer for Python) on seven targets, each guided by the coverage of the
-proxy's own code and each with a second opinion: the framer against a reader written from the WHATWG text, and against
-itself fed in other pieces; the JSON peek against the standard library's reading; the order of ids against the whole list
-looked at once; and the whole proxy, in one process with a clock that leaps, against a strict reader of HTTP/1.1
-(`reliability/strict.py`): whatever a client sends, the upstream reads it by the letter and never sees more requests than
-were sent; whatever the upstream answers, the client reads one clear answer, and nobody else gets any of it; whatever is
-replayed on a resume, no unchecked event is released. No hang, no exception that nobody handled, no 500. Inputs that are
-worth keeping are in `reliability/corpus` and run with the tests. Then [hypothesis](https://hypothesis.readthedocs.io)
-mutates whole exchanges (bytes cut out, doubled, exchanged, put in) on either side, and the same must hold.
+[atheris](https://github.com/google/atheris) (libFuzzer for Python) on seven targets, each guided by the coverage of
+the proxy's own code and each with a second opinion: the framer against a reader written from the WHATWG text, and
+against itself fed in other pieces; the JSON peek against the standard library's reading; the order of ids against the
+whole list looked at once; and the whole proxy, in one process with a clock that leaps, against a strict reader of
+HTTP/1.1 (`reliability/strict.py`): whatever a client sends, the upstream reads it by the letter and never sees more
+requests than were sent; whatever the upstream answers, the client reads one clear answer, and nobody else gets any of
+it; whatever is replayed on a resume, no unchecked event is released. No hang, no exception that nobody handled, no
+500. Inputs that are worth keeping are in `reliability/corpus` and run with the tests. Then
+[hypothesis](https://hypothesis.readthedocs.io) mutates whole exchanges (bytes cut out, doubled, exchanged, put in) on
+either side, and the same must hold.
 """,
     run=run,
 )

@@ -49,9 +49,11 @@ REPLAYS = (
     b"".join(fuzz_resume.BLOCKS[at] for at in (3, 15, 13, 5)),
 )
 PIECES = (
-    b"\r\n", b"\r", b"\n", b"\0", b" ", b"\t", b",", b":", b";", b"0", b"1", b"-", b"\x0b", b"\xff", b"\r\n\r\n", b"\r\n ",
+    b"\r\n", b"\r", b"\n", b"\0", b" ", b"\t", b",", b":", b";", b"0", b"1", b"-", b"\x0b", b"\xff", b"\r\n\r\n",
+    b"\r\n ",
     b"Content-Length: 1\r\n", b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: identity\r\n", b"chunked",
-    b"Connection: close\r\n", b"Connection: Content-Length\r\n", b"HTTP/1.1", b"HTTP/1.0", b"GET / HTTP/1.1\r\n", b"0\r\n\r\n",
+    b"Connection: close\r\n", b"Connection: Content-Length\r\n", b"HTTP/1.1", b"HTTP/1.0", b"GET / HTTP/1.1\r\n",
+    b"0\r\n\r\n",
     b"HTTP/1.1 200 OK\r\n", b"id: 3\n", b"data: ", b'"session_epoch":"f"', b"e",
 )  # fmt: skip
 

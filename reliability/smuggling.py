@@ -81,7 +81,7 @@ class Upstream:
 
 
 async def ask(address: tuple[str, int], pieces: Iterable[bytes]) -> bytes:
-    """Send this on a connection of its own, half-close, and read to the end. Raises TimeoutError where there is none."""
+    """Send this on a connection of its own, half-close, and read to the end. Raises TimeoutError."""
     async with asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection(*address)
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -256,12 +256,12 @@ PART = Part(
     name="smuggling",
     title="Request and response smuggling",
     about="""
-A table of messages that two servers could read differently (`reliability/smuggling.yaml`): lengths and transfer codings
-in every combination and disguise, folds, bare CR and LF, NULs and other control characters, chunk sizes and extensions,
-trailers that frame, odd request and status lines; bodies that look like requests, answers with another answer behind
-them. A request is refused and its connection closed, or forwarded in one plain form, of which the upstream, a strict
-reader, sees as many requests as the proxy answers. An answer becomes a 502, one clear answer, or a broken end; the next
-request of that client, and one of another client, get their own answers.
+A table of messages that two servers could read differently (`reliability/smuggling.yaml`): lengths and transfer
+codings in every combination and disguise, folds, bare CR and LF, NULs and other control characters, chunk sizes and
+extensions, trailers that frame, odd request and status lines; bodies that look like requests, answers with another
+answer behind them. A request is refused and its connection closed, or forwarded in one plain form, of which the
+upstream, a strict reader, sees as many requests as the proxy answers. An answer becomes a 502, one clear answer, or a
+broken end; the next request of that client, and one of another client, get their own answers.
 """,
     run=run,
 )

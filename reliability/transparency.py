@@ -34,8 +34,8 @@ def run(options: Options) -> list[Figure]:
     return [
         Figure(
             "exchanges, directly and through the proxy",
-            f"{found.exchanges:,} ({found.requests:,} requests) in {took:.0f} s, {len(found.differing)} with a difference",
-            "none with a difference",
+            f"{found.exchanges:,} ({found.requests:,} requests) in {took:.0f} s, {len(found.differing)} differ",
+            "none differs",
             holds=not found.differing and found.exchanges == count,
         ),
         Figure(
@@ -118,11 +118,11 @@ PART = Part(
     name="transparency",
     title="Transparency",
     about="""
-A generator of odd but legal HTTP/1.1 exchanges (`reliability/exchanges.py`): all framings, chunk extensions, trailers,
-interim answers, `Expect`, HEAD, 204 and 304, pipelining, odd targets and methods, repeated and non-ASCII fields, HTTP/1.0,
-answers that break off, sessions and event streams under all three modes, split and slow writes on both sides. Each is
-played directly and through a proxy process, by raw sockets at both ends; what each side received must be equal after the
-hop-by-hop rules (`reliability/hops.py`, with the numbers of the rules).
+A generator of odd but legal HTTP/1.1 exchanges (`reliability/exchanges.py`): all framings, chunk extensions,
+trailers, interim answers, `Expect`, HEAD, 204 and 304, pipelining, odd targets and methods, repeated and non-ASCII
+fields, HTTP/1.0, answers that break off, sessions and event streams under all three modes, split and slow writes on
+both sides. Each is played directly and through a proxy process, by raw sockets at both ends; what each side received
+must be equal after the hop-by-hop rules (`reliability/hops.py`, with the numbers of the rules).
 """,
     run=run,
 )

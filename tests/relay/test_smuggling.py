@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from reliability.smuggling import CHUNKED, OURS, load
 from relay.wire import get, ok, settle
+from reliability.smuggling import CHUNKED, OURS, load
 
 TABLE = load()
 REFUSED = {kind: data for kind, (data,) in TABLE["refused"].items()}

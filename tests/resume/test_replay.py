@@ -390,7 +390,7 @@ async def test_r3_l4_the_handshake_was_a_stream_with_ids(proxy, cursor):
 async def test_l1_the_same_id_granted_again_is_a_new_epoch(proxy, method, split):
     """However the request came, and however its method is written: the answer is no change of a live session (R12)."""
     async with proxy() as relay:
-        story = await began(relay, epoch=1)
+        await began(relay, epoch=1)
         body = b'{"jsonrpc":"2.0","id":7,"method":"%b","params":{}}' % method
         head, at = post(body, SESSION)[: -len(body)], body.index(b"init") + 4
         asking = await relay.connect()
