@@ -100,8 +100,9 @@ class Forwarder:
         return method_of(b"".join(self._sent)) if self._sent else None
 
     def mentions(self, word: bytes) -> bool:
-        """Whether the body may have this word: a quick look."""
-        return any(word in piece for piece in self._sent)
+        """Whether the body may have this word: a quick look. It may come in pieces, or be written with escapes."""
+        body = b"".join(self._sent)
+        return word in body or b"\\u" in body
 
     def call(self) -> Call | None:
         """What the POST asks for, None where its body was too large to be read."""

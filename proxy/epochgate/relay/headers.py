@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -30,6 +31,9 @@ class Framing(Enum):
     SIZED = "sized"
     CHUNKED = "chunked"
     CLOSE = "close"  # the end of the connection
+
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
 
 
 class Head:
@@ -71,7 +75,7 @@ class Head:
     def again(self, *, fields: list[Field], first: dict[bytes, bytes], lines: bytes) -> Head:
         """The head of another answer, which has the same status, reason and framing."""
         head = Head(self.status, self.reason, fields, first, self.framing)
-        head._lines = lines
+        head._lines, head._is_stream = lines, self._is_stream
         return head
 
 
@@ -102,10 +106,13 @@ def check_connection_options(options: frozenset[bytes]) -> None:
 
 
 def end_to_end(fields: Sequence[Field], names: Sequence[bytes]) -> list[Field]:
-    """The fields that are passed on, as they came; `names` are theirs in lower case."""
+    """The fields that are passed on, as they came; `names` are theirs in lower case.
+
+    The length of an answer stays even where `Connection` names it: without it nobody would know where the answer ends.
+    """
     dropped: frozenset[bytes] = HOP_BY_HOP
     if b"connection" in names:
-        dropped = dropped | connection_options(fields)
+        dropped = dropped | (connection_options(fields) - {b"content-length"})
     return [field for field, name in zip(fields, names, strict=True) if name not in dropped]
 
 
@@ -152,6 +159,11 @@ def prefixed(target: bytes, prefix: bytes) -> bytes:
 
 
 LAST_CHUNK = b"0\r\n\r\n"
+
+
+def is_unclear(text: bytes) -> bool:
+    """Whether a line of a head has control characters, at which some readers would end it."""
+    return _CONTROL(text) is not None
 
 
 def is_event_stream(content_type: bytes | None) -> bool:
