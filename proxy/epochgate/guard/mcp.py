@@ -118,8 +118,7 @@ def read_call(body: bytes) -> Call:
     try:
         for message in _split(body):
             if message.method:
-                if bytes(message.method) == b'"initialize"':
-                    initialize = True
+                initialize = initialize or _is_initialize(bytes(message.method))
                 identifier = _rpc_id(message.id)
                 if identifier is not None:
                     owes.append(identifier)
@@ -214,6 +213,11 @@ def error_code(body: bytes) -> int | None:
 def _split(data: bytes) -> Sequence[_Message]:
     decoded = _messages.decode(data.removeprefix(b"\xef\xbb\xbf"))
     return decoded if isinstance(decoded, list) else (decoded,)
+
+
+def _is_initialize(method: bytes) -> bool:
+    """Whether a method is this one, be it written with escapes."""
+    return method == b'"initialize"' or (b"\\" in method and msgspec.json.decode(method) == "initialize")
 
 
 def _rpc_id(raw: msgspec.Raw) -> RpcId | None:

@@ -201,7 +201,7 @@ class Exchange:
         content_type = head.get(b"content-type")
         is_stream = is_event_stream(content_type)
         call = Call()
-        if method == b"POST" and (is_stream or self.forwarder.mentions(b"initialize")):
+        if method == b"POST" and (is_stream or self.forwarder.may_initialize()):
             call = self.forwarder.call() or Call()
             if call.initialize and head.get(SESSION_ID):
                 return self._choose_unnamed(connection, head)
