@@ -66,6 +66,10 @@ def test_only_the_era_of_sessions_is_guarded(version: bytes | None, guarded: boo
         (b"[1]", Call()),
         (b'[{"id":1,"method":"a"},null]', Call(owes=(1,))),
         (b'"initialize"', Call()),
+        (b'{"id":0,"method":"\\u0069nitialize"}', Call(initialize=True, owes=(0,))),
+        (b'{"id":0,"\\u006dethod":"initialize"}', Call(initialize=True, owes=(0,))),
+        (b'{"id":0,"method":"\\u0069nitialized"}', Call(owes=(0,))),
+        (b'{"id":0,"method":"ping","method":"initialize"}', Call(initialize=True, owes=(0,))),
         # as a lenient server would read it
         (b'{"id":5,"method":"a","params":{"text":"\\ud83d"}}', Call(owes=(5,))),
         (b'{"id":5.0,"method":"initialize","params":NaN}', Call(initialize=True, owes=(5,))),

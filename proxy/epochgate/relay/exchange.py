@@ -256,7 +256,7 @@ class Exchange:
             return self.relay(connection, head)
         is_stream = head.is_stream
         call = Call()
-        if method == b"POST" and (is_stream or self.forwarder.mentions(b"initialize")):
+        if method == b"POST" and (is_stream or self.forwarder.may_initialize()):
             call = self.forwarder.call() or Call()
             if call.initialize and head.get(SESSION_ID):
                 return self._choose_unnamed(connection, head)
@@ -276,9 +276,11 @@ class Exchange:
             self.context.fence(policy, session, Reason.DELETED)
             return self.relay(connection, head)
         watch = Watch(policy, session, head.fields)
+        tap = None
+        if not may_fence(session, self.credentials(policy), granted=False):
+            return self.relay(connection, head)  # whatever it says of the session, it says to a stranger (F3)
         if watch.head():
             self.context.live_change(policy, session)
-        tap = None
         if watch.tokens.keys and is_json(head.get(b"content-type")):
             tap = BodyTap(head.get(b"content-encoding"), lambda body: self._read_body(policy, session, watch, body))
         return Passage(connection, head, self.forwarder.downstream, self.context, tap)
@@ -306,11 +308,12 @@ class Exchange:
         def is_lost(body: bytes) -> bool:
             self.lost = is_session_lost(method, status, body)
             if self.lost:
-                session.mark_boundary(time.time())
+                session.mark_boundary(time.time())  # whoever asked: a client whose token was renewed is a stranger too
             return self.lost
 
         def note_loss(body: bytes) -> None:
-            if is_lost(body) and policy.normalize_loss:
+            may = may_fence(session, self.credentials(policy), granted=False)
+            if is_lost(body) and policy.normalize_loss and may:
                 self.context.fence(policy, session, Reason.SESSION_LOST)  # in observe mode it is only counted
 
         if policy.mode is Mode.ENFORCE and policy.normalize_loss:

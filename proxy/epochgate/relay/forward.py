@@ -99,10 +99,10 @@ class Forwarder:
         """The JSON-RPC method that the body asks for, as far as the body was copied."""
         return method_of(b"".join(self._sent)) if self._sent else None
 
-    def mentions(self, word: bytes) -> bool:
-        """Whether the body may have this word: a quick look. It may come in pieces, or be written with escapes."""
-        body = b"".join(self._sent)
-        return word in body or b"\\u" in body
+    def may_initialize(self) -> bool:
+        """Whether the body may hold an `initialize`, however it came and is written: a quick look."""
+        body = self._sent[0] if len(self._sent) == 1 else b"".join(self._sent)
+        return b"initialize" in body or b"\\u" in body
 
     def call(self) -> Call | None:
         """What the POST asks for, None where its body was too large to be read."""
