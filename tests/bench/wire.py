@@ -83,7 +83,7 @@ class Wire:
         self.context = build_context(settings, build_ledger(settings))
         self.context.upstream.connect = self._connect
         self.upstreams: list[tuple[UpstreamConnection, CountingTransport]] = []
-        self.client = ClientConnection(lambda request: Exchange(self.context, request).run(), set())
+        self.client = ClientConnection(lambda request: Exchange(self.context, request).run(), self.context.clients)
         self.to_client = CountingTransport()
         self.client.connection_made(self.to_client)
 
