@@ -317,6 +317,29 @@ async def test_a_full_server(common, quick):
     assert facts(await other.find(b"session", time.time(), Resume(b"5", WHO))) == facts(session)
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("the handler is closed"), AttributeError("'NoneType' object has no attribute 'write'")]
+)
+async def test_a_client_library_that_fails_in_odd_ways(common, quick, monkeypatch, caplog, error):
+    """A connection that breaks at the wrong moment: the store has failed, nobody's request has."""
+    one, two = await common.ledger(), await common.ledger()
+    session = story(one)
+    await one.flush()
+
+    async def fail(*args: object, **options: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("redis.asyncio.client.Pipeline.execute", fail)
+        assert await two.find(b"session", time.time()) is None
+        assert two.problem is not None
+        assert type(error).__name__ in two.problem
+    await until(lambda: two.problem is None)
+    assert facts(await two.find(b"session", time.time())) == facts(session)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
 async def test_a_server_that_goes_and_comes_back_empty(kind, tmp_path, quick, add):
     """B115: it is noticed without traffic, nobody waits, and all records at hand that change are kept again."""
