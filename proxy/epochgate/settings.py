@@ -201,8 +201,8 @@ class Limits(Section):
     held_streams: Count = Field(default=1024, description="Streams that are held for absent clients at the same time.")
     connections: Count = Field(
         default=16384,
-        description="Connections of clients at the same time; fewer where descriptors run short. Beyond it the one that "
-        "has been without a complete request for the longest time is closed, and a new one only if all are at work.",
+        description="Connections of clients at the same time; fewer where descriptors run short. Beyond it the one "
+        "that has been without a complete request for the longest time is closed, and a new one if all are at work.",
     )
     connection_idle: PositiveDuration = Field(
         default=75.0, description="How long a client's connection may wait for its next request."
@@ -212,7 +212,8 @@ class Limits(Section):
     )
     body_time: PositiveDuration = Field(
         default=60.0,
-        description="How long the body of a request may stall, or fall behind 500 bytes a second; then the answer is 408.",
+        description="How long the body of a request may stall, or fall behind 500 bytes a second, before it is "
+        "answered 408.",
     )
 
 

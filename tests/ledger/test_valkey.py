@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from epochgate.errors import StoreError
 from epochgate.guard.record import Origin
 from epochgate.ledger import kept
 from epochgate.ledger.base import Resume
@@ -338,6 +339,27 @@ async def test_a_client_library_that_fails_in_odd_ways(common, quick, monkeypatc
     assert facts(await two.find(b"session", time.time())) == facts(session)
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+async def test_a_late_failure_on_a_former_connection_says_nothing_of_the_store(common, quick, monkeypatch):
+    """It was opened anew since: nothing is taken to be away, and nobody has to wait for another try."""
+    ledger = await common.ledger()
+    late = asyncio.Event()
+
+    async def fail_late(*known: object) -> None:
+        await late.wait()
+        raise StoreError("the former connection broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger._store, "read", fail_late)
+        reading = asyncio.create_task(ledger.read(b"session", within=5.0))
+        await until(lambda: ledger._reads)
+    ledger._failed(StoreError("it breaks"))
+    await until(lambda: ledger.problem is None)
+    failures = ledger.failures
+    late.set()
+    await reading
+    assert (ledger.problem, ledger.failures, ledger.works) == (None, failures, True)
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])

@@ -198,7 +198,9 @@ async def test_an_answer_that_has_begun_is_not_ended_for_the_sake_of_a_body(rela
 
 
 async def test_the_limits_are_those_of_the_configuration():
-    async with running(limits={"connections": 7, "connection_idle": "1s", "head_time": "2s", "body_time": "3s"}) as relay:
+    async with running(
+        limits={"connections": 7, "connection_idle": "1s", "head_time": "2s", "body_time": "3s"}
+    ) as relay:
         limits = relay.context.clients.limits
         assert relay.context.clients.most == 7
         assert (limits.connection_idle, limits.head_time, limits.body_time) == (1.0, 2.0, 3.0)

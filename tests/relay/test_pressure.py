@@ -57,7 +57,9 @@ def inside(relay: Relay) -> int:
     """Bytes that wait inside the proxy, for clients and for the upstream."""
     connections = [*relay.context.clients, *relay.context.upstream.connections]
     waiting = sum(connection._transport.get_write_buffer_size() for connection in connections)
-    bodies = (connection._incoming.body.size for connection in relay.context.clients if connection._incoming is not None)
+    bodies = (
+        connection._incoming.body.size for connection in relay.context.clients if connection._incoming is not None
+    )
     return waiting + sum(bodies)
 
 

@@ -96,9 +96,7 @@ class Proxy:
         loop.add_signal_handler(signal.SIGHUP, reload.apply, "signal")
         watch = loop.create_task(reload.watch())
         try:
-            server = await listen(
-                settings.listen, self._connect, "listen", listener_tls, settings.limits.head_time
-            )
+            server = await listen(settings.listen, self._connect, "listen", listener_tls, settings.limits.head_time)
             try:
                 await admin.start(settings.admin.listen)
             except OSError as error:
@@ -238,7 +236,7 @@ async def listen(
     tls: ssl.SSLContext | None,
     handshake_time: float,
 ) -> asyncio.Server:
-    """Listen at `address`; `handshake_time` is in s, of TLS. Raises ConfigurationError that names the key where that cannot be."""
+    """Listen at `address`; `handshake_time`: for TLS, in s. Raises ConfigurationError that names the key."""
     loop = asyncio.get_running_loop()
     within = None if tls is None else handshake_time
     try:
