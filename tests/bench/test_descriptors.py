@@ -52,13 +52,14 @@ async def proxy() -> AsyncIterator[tuple[Context, int]]:
     policy = {"resume": {"hold": {"time": "1s"}}}
     settings = Settings.model_validate({"upstream": {"url": url}, "policies": [policy], "log": {"level": "warning"}})
     context = build_context(settings, build_ledger(settings))
-    connections: set[ClientConnection] = set()
-    server = await loop.create_server(lambda: ClientConnection(partial(work_on, context), connections), "127.0.0.1", 0)
+    server = await loop.create_server(
+        lambda: ClientConnection(partial(work_on, context), context.clients), "127.0.0.1", 0
+    )
     try:
         yield context, server.sockets[0].getsockname()[1]
     finally:
         context.upstream.close()
-        for connection in list(connections):
+        for connection in list(context.clients):
             connection.abort()
         server.close()
         upstream.close()

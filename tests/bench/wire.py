@@ -84,7 +84,7 @@ class Wire:
         self.context = build_context(settings, build_ledger(settings))
         self.context.upstream.connect = self._connect
         self.upstreams: list[tuple[UpstreamConnection, CountingTransport]] = []
-        self.client = ClientConnection(partial(work_on, self.context), set())
+        self.client = ClientConnection(partial(work_on, self.context), self.context.clients)
         self.to_client = CountingTransport()
         self.client.connection_made(self.to_client)
 

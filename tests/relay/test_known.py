@@ -135,7 +135,7 @@ async def test_a_request_is_forwarded_again_as_the_first_time(relay):
         assert answer.body == b"%d" % number * number
         assert answer.all(b"content-length") == [b"%d" % len(answer.body)]
     assert seen.count(seen[0]) == len(seen)
-    connection = next(iter(relay.connections))
+    connection = next(iter(relay.context.clients))
     assert len(connection._known._heads) == 1
 
 
@@ -166,11 +166,11 @@ async def test_what_a_connection_sent_is_forgotten_with_it_and_bounded(relay):
         await server.request()
         await server.send(ok(b"1"))
         await client.message()
-        (connection,) = relay.connections
+        (connection,) = relay.context.clients
         assert len(connection._known._heads) <= MOST_REQUESTS
     assert len(connection._known._heads) > 1
     client.sock.close()
-    while relay.connections:
+    while relay.context.clients:
         await relay.unasked()
     assert not connection._known._heads
 
@@ -184,4 +184,4 @@ async def test_a_request_that_is_not_plain_is_always_parsed(relay):
         assert not (await server.request()).all(b"x-hop")
         await server.send(ok(b"1"))
         await client.message()
-    assert not next(iter(relay.connections))._known._heads
+    assert not next(iter(relay.context.clients))._known._heads

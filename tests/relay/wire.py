@@ -179,7 +179,6 @@ class Relay:
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
         self.faults: list[dict[str, Any]] = []
-        self.connections: set[ClientConnection] = set()
         self.peers: list[Peer] = []
         self.address: tuple[str, int]
         self.context: Any
@@ -255,7 +254,7 @@ async def running(**changes: Any) -> AsyncIterator[Relay]:
         relay.context = build_context(settings, ledger)
 
         handle = partial(work_on, relay.context)
-        server = await loop.create_server(lambda: ClientConnection(handle, relay.connections), "127.0.0.1", 0)
+        server = await loop.create_server(lambda: ClientConnection(handle, relay.context.clients), "127.0.0.1", 0)
         relay.address = server.sockets[0].getsockname()
         try:
             yield relay
@@ -278,10 +277,10 @@ async def _end(relay: Relay) -> None:
     relay.context.holds.close_all()
     try:
         async with asyncio.timeout(PATIENCE):
-            while relay.connections or upstream.connections or len(asyncio.all_tasks()) > 1:
+            while relay.context.clients or upstream.connections or len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0.002)
     finally:
-        for connection in list(relay.connections):
+        for connection in list(relay.context.clients):
             connection.abort()  # a test that fails here must not leave its event loop with open connections
         upstream.close()
         await settle()

@@ -19,14 +19,13 @@ from typing import Protocol, cast
 import httptools
 
 from epochgate.errors import BadRequestError
+from epochgate.relay.clients import BODY_RATE, Clients
 from epochgate.relay.headers import MAX_HEAD, Framing, lower_case
 from epochgate.relay.known import KnownRequests, with_length
 from epochgate.relay.reply import Reply, error_reply
 from epochgate.relay.request import Body, Request
 
 QUEUED_REQUESTS = 8  # sent ahead; more wait in the kernel
-KEEP_ALIVE = 75.0  # s that an idle connection may stay
-HEAD_TIMEOUT = 30.0  # s for the rest of a head
 FLUSH_TIMEOUT = 30.0  # s for a peer to take the last bytes of a reply that breaks off
 LINGER = 5.0  # s for a peer to close after the last reply; what it still sends meanwhile is dropped
 PEER_CHECK = 0.2  # s between looks at a peer from which nothing is read
@@ -55,9 +54,9 @@ Handler = Callable[[Request], Coroutine[None, None, None] | None]
 class ClientConnection(asyncio.Protocol):
     """One connection of a client. `handler` works on one request at a time and must finish or break off the reply."""
 
-    def __init__(self, handler: Handler, connections: set[ClientConnection]) -> None:
+    def __init__(self, handler: Handler, clients: Clients) -> None:
         self._handler = handler
-        self._connections = connections
+        self._clients = clients
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
@@ -92,8 +91,10 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._connections.add(self)
-        self._set_timer(KEEP_ALIVE)
+        if self._clients.admit(self):
+            self._set_timer(self._clients.limits.connection_idle)
+        else:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse; then begin with the next request, if none is being worked on."""
@@ -143,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
         self.lost = True
         if self._until_lost is not None:
             self._until_lost.set_result(None)
-        self._connections.discard(self)
+        self._clients.remove(self)
         if self._timer is not None:
             self._timer.cancel()
         self._queue.clear()
@@ -226,6 +227,9 @@ class ClientConnection(asyncio.Protocol):
         assert self._incoming is not None
         self._overhead = 0
         self._incoming.body.feed(data)
+        if self._deadline < math.inf and self._incoming is self.current:
+            latest = self._loop.time() + self._clients.limits.body_time
+            self._deadline = min(latest, self._deadline + len(data) / BODY_RATE)
 
     def on_message_complete(self) -> None:
         """The request is complete, unless the parser ends at its head because it asks for another protocol."""
@@ -237,6 +241,8 @@ class ClientConnection(asyncio.Protocol):
         if self._served and self._opening and request.body.framing is Framing.SIZED and request.keep_alive:
             self._known.keep(self._opening, request)
         self._opening = b""  # what follows in it is another request
+        if request is self.current:
+            self._set_timer(None)
         if not request.keep_alive:
             self._last = True
 
@@ -316,8 +322,9 @@ class ClientConnection(asyncio.Protocol):
         if self.current is not None or self.lost:
             return
         if self._queue:
-            self._set_timer(None)
             request = self._queue.popleft()
+            self._set_timer(None if request.body.complete else self._clients.limits.body_time)
+            self._clients.begin(self)
             self.current = request
             self.reply = Reply(self, request)
             try:
@@ -333,10 +340,11 @@ class ClientConnection(asyncio.Protocol):
         elif self._last:
             self._close()
         elif not self._in_head:
-            self._set_timer(KEEP_ALIVE)
+            if self._deadline == math.inf:  # empty lines before a request gain no time
+                self._set_timer(self._clients.limits.connection_idle)
         elif not self._head_timed:  # it does not begin again with each byte
             self._head_timed = True
-            self._set_timer(HEAD_TIMEOUT)
+            self._set_timer(self._clients.limits.head_time)
 
     def go_on(self, work: Coroutine[None, None, None]) -> None:
         """Go on with the work on the current request in a task of its own."""
@@ -367,6 +375,8 @@ class ClientConnection(asyncio.Protocol):
         self.current = None
         self.reply = None
         self._served = True
+        self._set_timer(None)
+        self._clients.finish(self)
         self._next()
         self._steer_reading()
 
@@ -397,6 +407,8 @@ class ClientConnection(asyncio.Protocol):
             self._watch_peer()
         else:
             self._transport.resume_reading()
+            if incoming is not None and incoming is self.current:
+                self._set_timer(self._clients.limits.body_time)
 
     def _pass_over_upgrade(self) -> None:
         """A request that asks for another protocol is served as HTTP/1.1: a new parser reads its body and goes on."""
@@ -465,12 +477,25 @@ class ClientConnection(asyncio.Protocol):
             self._time_out()
 
     def _time_out(self) -> None:
-        if self.current is not None or self._transport is None:
+        if self._transport is None:
             return
-        if self._lingering and self._transport.get_write_buffer_size():
+        if self.current is not None:
+            self._time_out_body()
+        elif self._lingering and self._transport.get_write_buffer_size():
             self._set_timer(LINGER)  # it is still reading
         else:
+            self._clients.closed["slow_head"] += self._in_head
             self._transport.close()
+
+    def _time_out_body(self) -> None:
+        """The body of the request that is being worked on has stalled."""
+        if self._incoming is not self.current or self.reply is None:
+            return
+        if self.reply.started or not self._reading:  # nobody waits for the rest, or it is the upstream that stalls
+            self._set_timer(self._clients.limits.body_time)
+            return
+        self._clients.closed["slow_body"] += 1
+        self._refuse(BadRequestError("The body of the request did not come in time", status=408))
 
     def _watch_peer(self) -> None:
         """Nothing is read: only the kernel can tell then that the peer is no more."""

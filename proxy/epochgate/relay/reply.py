@@ -129,6 +129,7 @@ def error_body(message: str) -> bytes:
 
 
 REASONS = {
-    400: b"Bad Request", 404: b"Not Found", 431: b"Request Header Fields Too Large", 501: b"Not Implemented",
-    502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
+    400: b"Bad Request", 404: b"Not Found", 408: b"Request Timeout", 431: b"Request Header Fields Too Large",
+    501: b"Not Implemented", 502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
+    505: b"HTTP Version Not Supported",
 }  # fmt: skip

@@ -12,6 +12,7 @@ import select
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import aiohappyeyeballs
@@ -386,6 +387,7 @@ class Upstream:
         self.connections: set[UpstreamConnection] = set()
         self.tls = tls  # of connections to come
         self.known = KnownAnswers()
+        self.make_room: Callable[[], None] = lambda: None  # descriptors may run short
         self._path = path
         self._is_address = _is_address(host)
         self._idle: list[UpstreamConnection] = []
@@ -403,6 +405,7 @@ class Upstream:
     async def connect(self) -> UpstreamConnection:
         """A new connection. Raises UpstreamRefusedError or UpstreamTimeoutError (T7)."""
         loop = asyncio.get_running_loop()
+        self.make_room()
         try:
             async with asyncio.timeout(self.connect_timeout):
                 if self._path is not None:
