@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from epochgate.relay.exchange import Exchange
 from epochgate.relay.headers import Framing, Head
 from epochgate.relay.known import MOST_ANSWERS, MOST_REQUESTS, KnownAnswers
 from relay.wire import ok, post
@@ -185,3 +186,23 @@ async def test_a_request_that_is_not_plain_is_always_parsed(relay):
         await server.send(ok(b"1"))
         await client.message()
     assert not next(iter(relay.context.clients))._known._heads
+
+
+async def test_the_credentials_of_a_known_head_are_those_of_its_fields(relay):
+    """F3, L7: the caller of a session is told from another one whichever way its head was read."""
+    client, server = await relay.opened()
+    stranger = await relay.connect()
+    seen = []
+    for number in range(4):
+        for peer, fields in ((client, []), (stranger, [b"Authorization: Bearer other"])):
+            await peer.send(post(b'{"jsonrpc":"2.0","id":%d,"method":"x"}' % number, b"Mcp-Session-Id: S1", *fields))
+            await server.request()
+            (working,) = [connection for connection in relay.context.clients if connection.current is not None]
+            request = working.current
+            exchange = Exchange(relay.context, request)
+            (policy,) = relay.context.policies
+            seen.append((fields, exchange.credentials(policy)))
+            assert seen[-1][1] == relay.context.fingerprints.credentials(request.fields, policy.credentials)
+            await server.send(ok(b"{}", b"Content-Type: application/json"))
+            await peer.message()
+    assert len({credentials for _, credentials in seen}) == 2

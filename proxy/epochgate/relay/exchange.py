@@ -220,11 +220,18 @@ class Exchange:
 
     def credentials(self, policy: Policy) -> bytes:
         """The fingerprint of the caller's credentials."""
-        first = self.request.first
-        for name in policy.credentials:
-            if name in first:
-                return self.context.fingerprints.credentials(self.request.fields, policy.credentials)
-        return b""
+        request, names, fingerprints = self.request, policy.credentials, self.context.fingerprints
+        for name in names:
+            if name in request.first:
+                break
+        else:
+            return b""
+        known = request.known
+        if known is None:
+            return fingerprints.credentials(request.fields, names)
+        if known.caller is None or known.caller[0] is not fingerprints or known.caller[1] is not names:
+            known.caller = fingerprints, names, fingerprints.credentials(request.fields, names)
+        return known.caller[2]
 
     # -- who hears the answer
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from epochgate.guard.fingerprint import Fingerprints
 from epochgate.relay.headers import Field, Framing, Head
 
 if TYPE_CHECKING:
@@ -47,12 +48,13 @@ def form_of(head: bytes) -> Form | None:
 class KnownRequest:
     """The head of a request that came before, and how it is sent on."""
 
-    __slots__ = ("at", "outgoing", "request")
+    __slots__ = ("at", "caller", "outgoing", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.at = request.names.index(b"content-length")
         self.outgoing: Form | None = None  # its head as it goes to the upstream, once it was written
+        self.caller: tuple[Fingerprints, tuple[bytes, ...], bytes] | None = None  # of these fields the fingerprint
 
 
 class KnownRequests:
