@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 
 import pytest
 
 from epochgate.errors import StoreError
 from epochgate.ledger import loans
-from ledger.servers import running
+from ledger.servers import free_port, running
 from relay.wire import get, post
 from resume.replicas import at, loans_in, replicas
 from resume.story import (
@@ -478,3 +479,29 @@ async def test_every_loan_has_a_lifetime(several, valkey):
         assert key.partition(b"{")[2].partition(b"}")[0] == session.partition(b"{")[2].partition(b"}")[0]
         client.peer.reset()
         await until(lambda: not loans_in(valkey))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_cluster(tmp_path):
+    """A loan lies in the slot of its session."""
+    files = ("--cluster-config-file", str(tmp_path / "nodes.conf"))
+    with running("valkey", tmp_path, "--cluster-enabled", "yes", *files, "--cluster-port", str(free_port())) as server:
+        with server.client() as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            await until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+        async with replicas(server) as (a, b):
+            assert a.ledger._store.in_cluster
+            story = await began(a)
+            await story.leave()
+            there = at(b, story)
+            client = await there.resume(3)
+            await story.server.send(part(notes(4)))
+            await client.until(notes(4))
+            with server.client() as inside:
+                slots = {
+                    inside.cluster("keyslot", key) for key in [*loans_in(server), *inside.scan_iter("*:session:*")]
+                }
+            assert len(slots) == 1
+            await story.server.send(part(response(5)), LAST_CHUNK)
+            assert await client.rest() == notes(4) + response(5)
+        gc.collect()  # the client library forgets to close the connection by which it learns of the nodes
