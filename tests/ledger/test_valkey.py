@@ -208,11 +208,13 @@ async def test_a_resume_elsewhere_is_told(common):
     """R4: who holds the stream for the same caller lets go of it."""
     one, two = await common.ledger(), await common.ledger()
     told = []
-    one.on_resumed = lambda session, resume: told.append((session, resume))
+    one.lending.on_resumed = lambda session, asked: told.append(
+        (session, asked.cursor, asked.credentials, asked.stream)
+    )
     session = story(one)
     await one.flush()
     await two.find(b"session", time.time(), Resume(b"4", WHO))
-    assert told == [(session, Resume(b"4", WHO))]
+    assert told == [(session, b"4", WHO, session.locate(b"4")[0].key)]
 
 
 async def test_fences_are_not_missed_while_nobody_tells(common, quick):

@@ -16,6 +16,7 @@ from epochgate.guard.policy import Mode, Proof
 from epochgate.guard.verdict import Kind, Reason
 from epochgate.relay.context import Context
 from epochgate.relay.reload import Reload
+from epochgate.relay.telemetry import LOANS
 
 # Series that exist from the start: a counter that begins with 1 shows no increase to an alert rule.
 FROM_THE_START = (
@@ -135,6 +136,14 @@ FAMILIES = (
         "Guarded streams that are kept for a client that went away.",
         (),
         _one(lambda s: len(s.context.holds)),
+    ),
+    Family(
+        True,
+        "epochgate_loans",
+        "Held streams that go over to another process. `lent`: by this one; `served`: to a client here; "
+        "`failed`: it was not to be had, the resume went upstream; `lost`: in the middle, its client was cut off.",
+        ("outcome",),
+        lambda s: (((outcome,), s.context.telemetry.loans[outcome]) for outcome in LOANS),
     ),
     Family(True, "epochgate_events", "Events of guarded streams.", (), _one(lambda s: s.context.telemetry.events)),
     Family(

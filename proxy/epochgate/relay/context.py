@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from epochgate.errors import UpstreamError
 from epochgate.guard.fingerprint import Fingerprints
@@ -18,6 +18,9 @@ from epochgate.relay.clients import Clients
 from epochgate.relay.hold import Holds
 from epochgate.relay.telemetry import Telemetry
 from epochgate.relay.upstream import Upstream
+
+if TYPE_CHECKING:
+    from epochgate.relay.elsewhere import Elsewhere
 
 _REMEMBERED_TARGETS = 1024
 
@@ -69,6 +72,7 @@ class Context:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     draining: bool = False  # told to end: not ready
     retry_after: int | None = None  # s: the time for new requests is over, they are told to come back then
+    elsewhere: Elsewhere | None = None  # the other processes, where the store is shared
     streams: set[EventStream] = field(default_factory=set)  # event streams that flow to a client, guarded or not
 
     def fence(self, policy: Policy, session: Session, reason: Reason) -> None:

@@ -20,8 +20,8 @@ from epochgate import __version__
 from epochgate.admin.server import AdminServer
 from epochgate.errors import ConfigurationError
 from epochgate.guard.fingerprint import Fingerprints
-from epochgate.guard.record import Limits, Session
-from epochgate.ledger.base import Ledger, Resume
+from epochgate.guard.record import Limits
+from epochgate.ledger.base import Ledger
 from epochgate.ledger.kept import KeptLedger
 from epochgate.ledger.memory import MemoryLedger, Records
 from epochgate.ledger.sqlite import SqliteStore
@@ -29,6 +29,7 @@ from epochgate.relay.client import ClientConnection
 from epochgate.relay.clients import Clients, raise_open_files
 from epochgate.relay.context import Context, Policies
 from epochgate.relay.drain import drain
+from epochgate.relay.elsewhere import Elsewhere
 from epochgate.relay.exchange import work_on
 from epochgate.relay.hold import Holds
 from epochgate.relay.logs import set_up_logs
@@ -173,15 +174,10 @@ def connect_ledger(ledger: Ledger, context: Context) -> None:
     def use_key(key: bytes) -> None:
         context.fingerprints = context.telemetry.fingerprints = Fingerprints(key)
 
-    def let_go(session: Session, resume: Resume) -> None:
-        found = session.locate(resume.cursor)
-        flow = None if found is None else context.holds.get(found[0])
-        if flow is not None and flow.credentials == resume.credentials:
-            flow.close()  # as it would be for a resume that came here (R4)
-
     ledger.on_key = use_key
     ledger.on_fenced = context.holds.close_held
-    ledger.on_resumed = let_go
+    if ledger.lending is not None:
+        context.elsewhere = Elsewhere(context, ledger.lending)
 
 
 def build_context(settings: Settings, ledger: Ledger) -> Context:
