@@ -10,6 +10,7 @@ import pytest
 
 from epochgate.errors import StoreError
 from epochgate.ledger import loans
+from epochgate.relay.drain import drain
 from ledger.servers import free_port, running
 from relay.wire import get, post
 from resume.replicas import at, loans_in, replicas
@@ -204,6 +205,22 @@ async def test_h2_drain(several, draining):
             client = await at(c, story).resume(4)
             await story.server.send(part(notes(5)[10:]))
             await client.until(notes(5))
+
+
+async def test_h2_drain_spreads_the_ends_of_what_is_lent(several, monkeypatch):
+    """The owner has no client of its own to wait for; the reader's gets whole events, and a clean end in its turn."""
+    monkeypatch.setattr("random.uniform", lambda _, longest: longest / 4)
+    async with several() as (a, b):
+        story = await began(a)
+        await story.leave()
+        client = await (await at(b, story).resume(3)).begin()
+        await story.server.send(part(notes(4) + notes(5)[:10]))
+        await client.until(notes(4))
+        began_at = time.monotonic()
+        draining = asyncio.create_task(drain(a.context, a.server, a.connections, grace=0.0, window=2.0))
+        assert await client.rest() == notes(4)
+        assert (client.end, time.monotonic() - began_at > 0.35) == ("clean", True)
+        await draining
 
 
 async def test_a_proxy_that_ends_leaves_the_end_of_what_it_lent(several):

@@ -140,7 +140,7 @@ FAMILIES = (
         True,
         "epochgate_loans",
         "Held streams that go over from one process to another. `lent`: by this one; `served`: to a client here; "
-        "`failed`: it could not be had, the resume went to the upstream; `lost`: in the middle, the client was cut off.",
+        "`failed`: could not be had, the resume went to the upstream; `lost`: in the middle, its client was cut off.",
         ("outcome",),
         lambda s: (((outcome,), s.context.telemetry.loans[outcome]) for outcome in LOANS),
     ),

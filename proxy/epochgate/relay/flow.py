@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from epochgate.errors import UpstreamError
 from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step
@@ -21,9 +21,9 @@ from epochgate.guard.refusal import may_tell_in_band, told_events
 from epochgate.guard.sse import Block, Framer, Kind
 from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
-from epochgate.relay.client import Watcher
 from epochgate.relay.coding import Decoder, decoder_of
-from epochgate.relay.headers import Field, Framing, values_of, without
+from epochgate.relay.downstream import Client, Response
+from epochgate.relay.headers import Framing, values_of, without
 from epochgate.relay.heartbeat import COMMENT, Heartbeat
 from epochgate.relay.hold import Tail
 from epochgate.relay.reply import Reply
@@ -45,50 +45,6 @@ class Outcome(Enum):
     REFUSED = "refused before the head was released"
     EMPTY = "ended before any message, and before the head was released"
     NO_STREAM = "answered by no event stream, where another cursor is to be tried"
-
-
-class Client(Protocol):
-    """The connection of a client; or what stands for one in another process."""
-
-    watcher: Watcher | None
-
-    @property
-    def half_closed(self) -> bool:
-        """It sends nothing more (H1)."""
-
-    @property
-    def paused(self) -> bool:
-        """It does not keep up (T6)."""
-
-    def abort(self) -> None:
-        """Drop it at once."""
-
-
-class Response(Protocol):
-    """The reply to a client. See `Reply`."""
-
-    @property
-    def started(self) -> bool:
-        """The head was written."""
-
-    @property
-    def finished(self) -> bool:
-        """The end was written."""
-
-    def start(self, status: int, reason: bytes, fields: list[Field], framing: Framing) -> None:
-        """The head."""
-
-    def write(self, data: bytes) -> None:
-        """A piece of the body; sent by `flush`."""
-
-    def flush(self) -> None:
-        """Send what was written."""
-
-    def end(self) -> None:
-        """A clean end."""
-
-    def break_off(self) -> None:
-        """An end that does not look complete (T4)."""
 
 
 @dataclass(slots=True)
