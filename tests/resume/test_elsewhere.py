@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
 
+from epochgate.guard.policy import Mode
+from epochgate.relay.context import Policies
 from resume.replicas import at
 from resume.story import (
     LAST_CHUNK,
@@ -248,15 +251,21 @@ async def test_r4_in_a_busy_session(several):
         assert took < 0.4, "it was answered, not given up"
 
 
-async def test_observe_nothing_of_this(several):
-    """Section 9: neither is anything lent, nor is it borrowed."""
-    async with several(mode="observe") as (a, b):
-        story = await began(a)
+@pytest.mark.parametrize("modes", [("observe", "observe"), ("enforce", "observe"), ("observe", "enforce")])
+async def test_observe_nothing_of_this(several, modes):
+    """Section 9: neither is anything lent, nor is it borrowed; nor where one of them was reloaded and the other not."""
+    async with several() as (a, b):
+        for replica, mode in zip((a, b), modes, strict=True):
+            replica.context.policies = Policies((dataclasses.replace(*replica.context.policies, mode=Mode(mode)),))
+        story = await began(a, epoch=1)
         story.answer.peer.reset()
+        if modes[0] == "observe":
+            assert await story.server.gone()
+        client, server, request = await at(b, story).resumed(3)
         assert await story.server.gone()
-        client, server, request = await at(b, story).resumed(3, STREAM + part(notes(4)))
         assert request.get(b"Last-Event-ID") == b"3"
-        await client.until(notes(4))
+        await server.send(STREAM + part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
         assert (a.loans(), b.loans()) == ({}, {})
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from epochgate.errors import StoreError
 from epochgate.ledger import loans
+from epochgate.relay.drain import drain
 from ledger.servers import free_port, running
 from relay.wire import get, post
 from resume.replicas import at, loans_in, replicas
@@ -206,6 +207,22 @@ async def test_h2_drain(several, draining):
             await client.until(notes(5))
 
 
+async def test_h2_drain_spreads_the_ends_of_what_is_lent(several, monkeypatch):
+    """The owner has no client of its own to wait for; the reader's gets whole events, and a clean end in its turn."""
+    monkeypatch.setattr("random.uniform", lambda _, longest: longest / 4)
+    async with several() as (a, b):
+        story = await began(a)
+        await story.leave()
+        client = await (await at(b, story).resume(3)).begin()
+        await story.server.send(part(notes(4) + notes(5)[:10]))
+        await client.until(notes(4))
+        began_at = time.monotonic()
+        draining = asyncio.create_task(drain(a.context, a.server, a.connections, grace=0.0, window=2.0))
+        assert await client.rest() == notes(4)
+        assert (client.end, time.monotonic() - began_at > 0.35) == ("clean", True)
+        await draining
+
+
 async def test_a_proxy_that_ends_leaves_the_end_of_what_it_lent(several):
     async with several() as (a, b):
         story = await began(a)
@@ -321,6 +338,8 @@ async def test_no_splice_whatever_becomes_of_the_loan(several, valkey, monkeypat
         await client.rest()
         assert (client.end, bytes(client.data)) == ("aborted", notes(4))
         await until(lambda: story.held == 1)
+        if fault == "emptied":
+            return  # nobody knows any more who held it: whether the next resume finds it is a matter of luck
         client = await there.resume(4)
         await client.until(notes(5))
         await story.server.send(part(notes(6)))
@@ -353,8 +372,10 @@ async def test_an_append_that_fails_is_made_again(several, late):
         for number in range(4, 10):
             await story.server.send(part(notes(number)))
         await client.until(notes(9))
-        assert bytes(client.data) == notes(*range(4, 10))
-        assert failed
+        await until(lambda: failed and not client.end)
+        await story.server.send(part(notes(10)))
+        await client.until(notes(10))
+        assert bytes(client.data) == notes(*range(4, 11))
 
 
 async def test_an_append_that_comes_late_brings_nothing_back(several, valkey):
@@ -396,10 +417,11 @@ async def test_r5_the_loan_cannot_be_read(several):
             raise StoreError("it fails on demand")
 
         b.ledger._store.follow = fail
-        client, server, request = await there.resumed(3, STREAM + part(notes(4, epoch=1)))
+        client, server, request = await there.resumed(3)
         assert request.get(b"Last-Event-ID") == b"3"
+        assert await story.server.gone(), "the held one is closed before the upstream has answered (R4)"
+        await server.send(STREAM + part(notes(4, epoch=1)))
         await client.until(notes(4, epoch=1))
-        assert await story.server.gone(), "the held one is closed (R4)"
         assert (there.verdicts(), b.loans()) == (["epoch"], {"failed": 1})
 
 

@@ -192,6 +192,7 @@ class SharedLedger(KeptLedger):
                 offer = self._lending.on_resumed(mirror.session, asked)
             await self.written(mirror)
             if offer is not None and not await self._lending.has_begun(offer.loan):
+                self._lending.was_returned(offer.loan, close=True)  # the resume goes to the upstream
                 offer = None
         with contextlib.suppress(StoreError):
             await self._shared.publish(asked.asker, encode(Answered(asked.number, self._shared.who, offer)))
