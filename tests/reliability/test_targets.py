@@ -1,4 +1,4 @@
-"""The targets of the fuzzer, without it: inputs that are kept, mutated exchanges; and that the targets notice faults."""
+"""The targets of the fuzzer, without it: inputs that are kept, mutated exchanges; the targets notice faults."""
 
 from __future__ import annotations
 
