@@ -15,11 +15,12 @@ from dataclasses import asdict
 from reliability.page import render
 from reliability.part import Figure, Options, Part
 
-PARTS: tuple[str, ...] = (
+PARTS: tuple[str, ...] = (  # modules of this package with a PART, in the order of the page
     "fuzzing",
     "transparency",
     "smuggling",
-)  # modules of this package with a PART, in the order of the page
+    "faults",
+)
 
 
 def parse() -> argparse.Namespace:

@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,13 @@ from epochgate.ledger.kept import KeptLedger
 from epochgate.ledger.memory import MemoryLedger, Records
 from epochgate.ledger.sqlite import SqliteStore
 from epochgate.relay.client import ClientConnection
+from epochgate.relay.clients import Clients, raise_open_files
 from epochgate.relay.context import Context, Policies
 from epochgate.relay.drain import drain
-from epochgate.relay.exchange import Exchange
+from epochgate.relay.exchange import work_on
 from epochgate.relay.hold import Holds
 from epochgate.relay.logs import set_up_logs
 from epochgate.relay.reload import Reload
-from epochgate.relay.request import Request
 from epochgate.relay.telemetry import Telemetry, log
 from epochgate.relay.tls import client_context, server_context
 from epochgate.relay.upstream import Upstream
@@ -52,6 +53,7 @@ def serve(settings: Settings, load: Callable[[], Settings], config: Path | None 
     Raises ConfigurationError where it cannot listen, or a file that the configuration names cannot be used.
     """
     set_up_logs(settings.log)
+    raise_open_files()
     proxy = Proxy(settings, load, config)
     gc.collect()
     gc.freeze()  # what is here now stays: the collector need not look at it again
@@ -70,7 +72,6 @@ class Proxy:
         self._settings = settings
         self._load = load
         self._config = config
-        self._connections: set[ClientConnection] = set()
         self._stop: asyncio.Event
         self._context: Context
         self._grace = True
@@ -95,7 +96,7 @@ class Proxy:
         loop.add_signal_handler(signal.SIGHUP, reload.apply, "signal")
         watch = loop.create_task(reload.watch())
         try:
-            server = await listen(settings.listen, self._connect, "listen", listener_tls)
+            server = await listen(settings.listen, self._connect, "listen", listener_tls, settings.limits.head_time)
             try:
                 await admin.start(settings.admin.listen)
             except OSError as error:
@@ -103,7 +104,7 @@ class Proxy:
             self._announce()
             await self._stop.wait()
             grace, window = reload.settings.drain.grace, reload.settings.drain.window
-            await drain(context, server, self._connections, grace=grace if self._grace else 0.0, window=window)
+            await drain(context, server, grace=grace if self._grace else 0.0, window=window)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
@@ -118,10 +119,7 @@ class Proxy:
         return 0
 
     def _connect(self) -> ClientConnection:
-        return ClientConnection(self._handle, self._connections)
-
-    async def _handle(self, request: Request) -> None:
-        await Exchange(self._context, request).run()
+        return ClientConnection(partial(work_on, self._context), self._context.clients)
 
     def _announce(self) -> None:
         settings = self._settings
@@ -190,16 +188,20 @@ def build_context(settings: Settings, ledger: Ledger) -> Context:
     """What the exchanges share."""
     fingerprints = Fingerprints(ledger.key)
     url = settings.upstream.url
+    upstream = Upstream(
+        url.host,
+        url.port,
+        connect_timeout=settings.upstream.connect_timeout,
+        idle_timeout=settings.upstream.idle_timeout,
+        path=url.path,
+        tls=None if url.scheme == "http" else client_context(settings.upstream.tls),
+    )
+    clients = Clients(settings.limits, upstream.connections)
+    upstream.make_room = clients.make_room
     return Context(
         policies=Policies(settings.compiled()),
-        upstream=Upstream(
-            url.host,
-            url.port,
-            connect_timeout=settings.upstream.connect_timeout,
-            idle_timeout=settings.upstream.idle_timeout,
-            path=url.path,
-            tls=None if url.scheme == "http" else client_context(settings.upstream.tls),
-        ),
+        upstream=upstream,
+        clients=clients,
         ledger=ledger,
         fingerprints=fingerprints,
         telemetry=Telemetry(fingerprints),
@@ -225,15 +227,24 @@ def build_tracing(settings: Settings) -> Tracing | None:
 
 
 async def listen(
-    address: Address, protocol: Callable[[], asyncio.Protocol], key: str, tls: ssl.SSLContext | None = None
+    address: Address,
+    protocol: Callable[[], asyncio.Protocol],
+    key: str,
+    tls: ssl.SSLContext | None,
+    handshake_time: float,
 ) -> asyncio.Server:
-    """Listen at `address`. Raises ConfigurationError that names the key where that cannot be."""
+    """Listen at `address`; `handshake_time`: for TLS, in s. Raises ConfigurationError that names the key."""
     loop = asyncio.get_running_loop()
+    within = None if tls is None else handshake_time
     try:
         if address.path is not None:
             _remove_stale_socket(address.path)
-            return await loop.create_unix_server(protocol, address.path, backlog=BACKLOG, ssl=tls)
-        return await loop.create_server(protocol, address.host or None, address.port, backlog=BACKLOG, ssl=tls)
+            return await loop.create_unix_server(
+                protocol, address.path, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=within
+            )
+        return await loop.create_server(
+            protocol, address.host or None, address.port, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=within
+        )
     except OSError as error:
         raise _cannot_listen(key, address, error) from None
 
