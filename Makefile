@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint coverage casebook bench reliability clean
+.PHONY: demo test lint coverage casebook bench fuzz reliability clean
 
 $(BIN)/epochgate: pyproject.toml requirements/run.txt
 	$(PYTHON) -m venv $(VENV)
@@ -37,7 +37,14 @@ casebook: $(BIN)/epochgate
 bench: $(VENV)/.test .bench/peers/.done .bench/mitmproxy/.done .bench/mcp-proxy/.done
 	$(BIN)/python -m bench --report docs $(BENCH)
 
-reliability: $(VENV)/.test
+$(VENV)/.fuzz: $(VENV)/.test requirements/fuzz.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/fuzz.txt
+	@touch $@
+
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python -m reliability --only fuzzing
+
+reliability: $(VENV)/.fuzz
 	$(BIN)/python -m reliability --report docs $(LONG) $(if $(ONLY),--only $(ONLY))
 
 .bench/%/.done: bench/requirements-%.txt

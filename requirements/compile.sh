@@ -7,3 +7,5 @@ flags="--universal --python-version 3.11 --generate-hashes --no-emit-index-url -
 uv pip compile $flags pyproject.toml -o requirements/run.txt
 # shellcheck disable=SC2086
 uv pip compile $flags requirements/test.in -c requirements/run.txt -o requirements/test.txt
+# shellcheck disable=SC2086
+uv pip compile $flags requirements/fuzz.in -o requirements/fuzz.txt

@@ -103,6 +103,9 @@ class ClientConnection(asyncio.Protocol):
                 continue
             except httptools.HttpParserError as error:
                 cause = error.__context__
+                if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(cause, BadRequestError):
+                    fault = {"message": "a request could not be read", "exception": cause or error}  # a fault of ours
+                    self._loop.call_exception_handler(fault)
                 self._refuse(cause if isinstance(cause, BadRequestError) else _as_bad_request(error))
             else:
                 if self._incoming is not None and self._overhead > MAX_HEAD:
