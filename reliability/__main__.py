@@ -15,7 +15,7 @@ from dataclasses import asdict
 from reliability.page import render
 from reliability.part import Figure, Options, Part
 
-PARTS: tuple[str, ...] = ()  # modules of this package with a PART, in the order of the page
+PARTS: tuple[str, ...] = ("access",)  # modules of this package with a PART, in the order of the page
 
 
 def parse() -> argparse.Namespace:
