@@ -15,7 +15,7 @@ from dataclasses import asdict
 from reliability.page import render
 from reliability.part import Figure, Options, Part
 
-PARTS: tuple[str, ...] = ("access",)  # modules of this package with a PART, in the order of the page
+PARTS: tuple[str, ...] = ("access", "supply")  # modules of this package with a PART, in the order of the page
 
 
 def parse() -> argparse.Namespace:
@@ -46,7 +46,7 @@ def main() -> int:
         if part.name not in wanted:
             continue
         figures, took = play(part, options)
-        failed |= not all(figure.holds for figure in figures)
+        failed |= not all(figure.holds or figure.unreachable for figure in figures)
         results[part.name] = {
             "figures": [asdict(figure) for figure in figures],
             "seconds": round(took, 1),
@@ -76,7 +76,7 @@ def play(part: Part, options: argparse.Namespace) -> tuple[list[Figure], float]:
         traceback.print_exc()
         figures = [Figure("ran to its end", repr(error), "no exception", holds=False)]
     for figure in figures:
-        mark = "holds" if figure.holds else "FAILS"
+        mark = "holds" if figure.holds else "not known" if figure.unreachable else "FAILS"
         print(f"  {mark}  {figure.what}: {figure.value} ({figure.bound})", flush=True)
     return figures, time.monotonic() - start
 

@@ -70,10 +70,11 @@ PART = Part(
     name="access",
     title="Who may do what",
     about="""
-Each test in `tests/security` is one attack: a session id without its credentials, the cursor of another user, a planted
-id, somebody else's fence, redirects and cookies, the admin side from a page or from afar, secrets in what is shown or left
-behind, text that forges a log line, a label, a key of the store or markup, and what strangers make the proxy remember. An
-attack that succeeds is a test that fails. The [threat model](THREAT_MODEL.md) names the test of each promise.
+Each test in `tests/security` is one attack: a session id without its credentials, the cursor of another user, a
+planted id, somebody else's fence, redirects and cookies, the admin side from a page or from afar, secrets in what is
+shown or left behind, text that forges a log line, a label, a key of the store or markup, and what strangers make the
+proxy remember. An attack that succeeds is a test that fails. The [threat model](THREAT_MODEL.md) names the test of each
+promise.
 """,
     run=run,
 )
