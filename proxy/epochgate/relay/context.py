@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from epochgate.relay.elsewhere import Elsewhere
 
 _REMEMBERED_TARGETS = 1024
+_LONGEST_REMEMBERED = 256  # bytes; a client may send targets of 64 KiB
 
 
 class Policies:
@@ -39,9 +40,10 @@ class Policies:
         except KeyError:
             path = normalize_path(target)
             policy = next((policy for policy in self._policies if policy.matches(path)), None)
-            if len(self._by_target) >= _REMEMBERED_TARGETS:
-                self._by_target.clear()
-            self._by_target[target] = policy
+            if len(target) <= _LONGEST_REMEMBERED:
+                if len(self._by_target) >= _REMEMBERED_TARGETS:
+                    self._by_target.clear()
+                self._by_target[target] = policy
             return policy
 
     def __iter__(self) -> Iterator[Policy]:

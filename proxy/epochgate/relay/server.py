@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -55,6 +56,7 @@ def serve(settings: Settings, load: Callable[[], Settings], config: Path | None 
     """
     set_up_logs(settings.log)
     raise_open_files()
+    leave_no_core()
     proxy = Proxy(settings, load, config)
     gc.collect()
     gc.freeze()  # what is here now stays: the collector need not look at it again
@@ -64,6 +66,12 @@ def serve(settings: Settings, load: Callable[[], Settings], config: Path | None 
     except ImportError:
         return asyncio.run(proxy.run())
     return uvloop.run(proxy.run())
+
+
+def leave_no_core() -> None:
+    """What the memory holds (ids, credentials, events) is not to end up in a file when the process dies."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
 
 
 class Proxy:
