@@ -9,13 +9,14 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
 from bench.wire import INITIALIZED, SESSION, chunk, json_answer, session_fields, stream_head
 from epochgate.relay.client import ClientConnection
 from epochgate.relay.context import Context
-from epochgate.relay.exchange import Exchange
+from epochgate.relay.exchange import work_on
 from epochgate.relay.server import build_context, build_ledger
 from epochgate.settings import Settings
 
@@ -52,7 +53,7 @@ async def proxy() -> AsyncIterator[tuple[Context, int]]:
     settings = Settings.model_validate({"upstream": {"url": url}, "policies": [policy], "log": {"level": "warning"}})
     context = build_context(settings, build_ledger(settings))
     server = await loop.create_server(
-        lambda: ClientConnection(lambda request: Exchange(context, request).run(), context.clients), "127.0.0.1", 0
+        lambda: ClientConnection(partial(work_on, context), context.clients), "127.0.0.1", 0
     )
     try:
         yield context, server.sockets[0].getsockname()[1]

@@ -11,6 +11,8 @@ from epochgate.guard.mcp import (
     Call,
     Messages,
     Tokens,
+    answers_nothing,
+    carries_only,
     error_code,
     header_value,
     holds_initialize_result,
@@ -18,7 +20,6 @@ from epochgate.guard.mcp import (
     method_of,
     read_call,
     read_messages,
-    says_nothing,
     tokens_of,
 )
 from guard.scene import HEADER, META, batch, note, result
@@ -65,9 +66,15 @@ def test_only_the_era_of_sessions_is_guarded(version: bytes | None, guarded: boo
         (b"[1]", Call()),
         (b'[{"id":1,"method":"a"},null]', Call(owes=(1,))),
         (b'"initialize"', Call()),
+        (b'{"id":0,"method":"\\u0069nitialize"}', Call(initialize=True, owes=(0,))),
+        (b'{"id":0,"\\u006dethod":"initialize"}', Call(initialize=True, owes=(0,))),
+        (b'{"id":0,"method":"\\u0069nitialized"}', Call(owes=(0,))),
+        (b'{"id":0,"method":"ping","method":"initialize"}', Call(initialize=True, owes=(0,))),
         # as a lenient server would read it
         (b'{"id":5,"method":"a","params":{"text":"\\ud83d"}}', Call(owes=(5,))),
         (b'{"id":5.0,"method":"initialize","params":NaN}', Call(initialize=True, owes=(5,))),
+        (b'{"\\u0069d":5,"method":"initializ\\u0065"}', Call(initialize=True, owes=(5,))),
+        (b'{"id":5,"method":"initialize\\n"}', Call(owes=(5,))),
         (b'[{"id":"a","result":NaN},{"id":"b","method":"x\t"},{"method":"n"}]', Call(owes=("b",))),
         # what it asks for is not known, or not all of it
         (b"", Call(readable=False)),
@@ -238,6 +245,7 @@ def test_the_header_counts_where_a_message_has_no_token() -> None:
         (b'{"id":5.0,"result":{}}', (5,)),
         (b'{"id":5,"result":{"text":"\\ud83d"}}', (5,)),
         (b'[{"id":5,"error":NaN},{"id":"7","result":{}},{"id":8,"method":"x","result":1},null]', (5, "7")),
+        (b'{"\\u0069d":5,"re\\u0073ult":{}}', (5,)),
         (b'{"id":[],"result":{}}', ()),
         (batch(result(1), note(2), result("b")), (1, "b")),
         (b'{"id":7,"method":"ping"}', ()),
@@ -277,9 +285,13 @@ def test_most_events_say_nothing_new(data: bytes, tokens: Tokens, known: str | N
     assert says_nothing(data, tokens, known) is nothing
 
 
+def says_nothing(data: bytes, tokens: Tokens, known: str | None) -> bool:
+    return carries_only(data, tokens, known) and answers_nothing(data)
+
+
 MEMBERS = st.dictionaries(
     st.sampled_from([NAME, "a/b", "other"]),
-    st.sampled_from([1, 2, "1", "2", "", None, True, 1.5, [1], {}, "x\n", "/", '"', "é"]),
+    st.sampled_from([1, 2, 11, "1", "2", "11", "", None, True, 1.5, [1], {}, "x\n", "/", '"', "é"]),
     max_size=2,
 )
 MESSAGE = st.fixed_dictionaries(
@@ -298,7 +310,7 @@ MESSAGE = st.fixed_dictionaries(
 @given(
     message=MESSAGE | st.lists(MESSAGE, max_size=2),
     default=st.sampled_from([None, "1", "2"]),
-    known=st.sampled_from([None, "1"]),
+    known=st.sampled_from([None, "1", '"', "é"]),
     keys=st.sampled_from([(), (NAME,), ("a/b",), (NAME, "a/b")]),
     escapes=st.booleans(),
     spaces=st.booleans(),

@@ -12,10 +12,11 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from epochgate.relay.client import ClientConnection
-from epochgate.relay.exchange import Exchange
+from epochgate.relay.exchange import work_on
 from epochgate.relay.server import build_context, build_ledger
 from epochgate.settings import Settings
 
@@ -252,9 +253,7 @@ async def running(**changes: Any) -> AsyncIterator[Relay]:
         await ledger.start()
         relay.context = build_context(settings, ledger)
 
-        async def handle(request: Any) -> None:
-            await Exchange(relay.context, request).run()
-
+        handle = partial(work_on, relay.context)
         server = await loop.create_server(lambda: ClientConnection(handle, relay.context.clients), "127.0.0.1", 0)
         relay.address = server.sockets[0].getsockname()
         try:

@@ -7,6 +7,8 @@ import socket
 import time
 
 import pytest
+
+from reliability import faults
 from reliability.toxics import (
     TOXICS,
     Bandwidth,
@@ -18,8 +20,6 @@ from reliability.toxics import (
     SlowClose,
     Timeout,
 )
-
-from reliability import faults
 
 
 async def test_no_verdict_is_wrong_and_nothing_stays_behind(tmp_path):

@@ -21,6 +21,7 @@ import httptools
 from epochgate.errors import BadRequestError
 from epochgate.relay.clients import BODY_RATE, Clients
 from epochgate.relay.headers import MAX_HEAD, Framing, lower_case
+from epochgate.relay.known import KnownRequests, with_length
 from epochgate.relay.reply import Reply, error_reply
 from epochgate.relay.request import Body, Request
 
@@ -46,7 +47,8 @@ class Watcher(Protocol):
         """It does again."""
 
 
-Handler = Callable[[Request], Coroutine[None, None, None]]
+# Works on a request: what it returns goes on in a task; None: it goes on by itself, and calls `work_done`.
+Handler = Callable[[Request], Coroutine[None, None, None] | None]
 
 
 class ClientConnection(asyncio.Protocol):
@@ -62,6 +64,9 @@ class ClientConnection(asyncio.Protocol):
         self._in_head = False
         self._head_timed = False  # the time for the rest of it runs
         self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
+        self._opening = b""  # the read that is being parsed, where a request begins with it
+        self._served = False  # one request at least: a connection for one stream keeps nothing for the next
+        self._known = KnownRequests()
         self._upgrade: Request | None = None  # it asks for another protocol; a new parser reads on
         self._queue: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -93,6 +98,13 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse; then begin with the next request, if none is being worked on."""
+        at_start = self._incoming is None and not self._last
+        if at_start and self._served and (request := self._read_known(data)) is not None:
+            self._queue.append(request)
+            self._next()
+            self._steer_reading()
+            return
+        self._opening = data if at_start else b""
         self._overhead += len(data)
         while data and not self._last:
             try:
@@ -136,6 +148,7 @@ class ClientConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._queue.clear()
+        self._known = KnownRequests()
         if self._incoming is not None and not self._in_head:
             self._incoming.body.break_off(ConnectionResetError("the client has gone"))
         self._incoming = None
@@ -225,10 +238,33 @@ class ClientConnection(asyncio.Protocol):
             return
         request.body.finish()
         self._incoming = None
+        if self._served and self._opening and request.body.framing is Framing.SIZED and request.keep_alive:
+            self._known.keep(self._opening, request)
+        self._opening = b""  # what follows in it is another request
         if request is self.current:
             self._set_timer(None)
         if not request.keep_alive:
             self._last = True
+
+    def _read_known(self, data: bytes) -> Request | None:
+        """The request that `data` is, where it differs from one before at most in its body; else None."""
+        split = self._known.split(data)
+        if split is None:
+            return None
+        known, digits, body = split
+        before = known.request
+        request = Request(self)
+        request.method = before.method
+        request.target = before.target
+        request.names = before.names
+        request.fields = with_length(before.fields, known.at, digits)
+        request.first = before.first | {b"content-length": digits}
+        request.known = known
+        request.body = Body(self, Framing.SIZED, len(body))
+        if body:
+            request.body.feed(body)
+        request.body.finish()
+        return request
 
     # -- for those who work on a request
 
@@ -291,7 +327,14 @@ class ClientConnection(asyncio.Protocol):
             self._clients.begin(self)
             self.current = request
             self.reply = Reply(self, request)
-            self._task = self._loop.create_task(self._work(request))
+            try:
+                work = self._handler(request)
+            except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the connection breaks off
+                self._loop.call_exception_handler({"message": "a request could not be handled", "exception": error})
+                self.work_done()
+            else:
+                if work is not None:
+                    self.go_on(work)
         elif self._refusal is not None:
             self._tell_refusal(self._refusal)
         elif self._last:
@@ -303,29 +346,39 @@ class ClientConnection(asyncio.Protocol):
             self._head_timed = True
             self._set_timer(self._clients.limits.head_time)
 
-    async def _work(self, request: Request) -> None:
-        reply = self.reply
-        assert reply is not None
+    def go_on(self, work: Coroutine[None, None, None]) -> None:
+        """Go on with the work on the current request in a task of its own."""
+        self._task = self._loop.create_task(self._finish(work))
+
+    async def _finish(self, work: Coroutine[None, None, None]) -> None:
         try:
-            await self._handler(request)
+            await work
         except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the reply breaks off
             self._loop.call_exception_handler({"message": "a request could not be handled", "exception": error})
         finally:
-            watcher, self.watcher = self.watcher, None
-            if watcher is not None:  # given up in the middle
-                watcher.client_gone()
-            if not reply.finished:
-                self.abort()
-            elif not request.body.complete or not reply.keep_alive:
-                self._last = True  # what is left of the request is not read
-                self._queue.clear()
-                self._refusal = None
-            self.current = None
-            self.reply = None
-            self._set_timer(None)
-            self._clients.finish(self)
-            self._next()
-            self._steer_reading()
+            self.work_done()
+
+    def work_done(self) -> None:
+        """The work on the current request has ended; whatever it left open is broken off."""
+        request, reply = self.current, self.reply
+        assert request is not None
+        assert reply is not None
+        watcher, self.watcher = self.watcher, None
+        if watcher is not None:  # given up in the middle
+            watcher.client_gone()
+        if not reply.finished:
+            self.abort()
+        elif not request.body.complete or not reply.keep_alive:
+            self._last = True  # what is left of the request is not read
+            self._queue.clear()
+            self._refusal = None
+        self.current = None
+        self.reply = None
+        self._served = True
+        self._set_timer(None)
+        self._clients.finish(self)
+        self._next()
+        self._steer_reading()
 
     def _body_of(self, request: Request) -> Body:
         """The body that the head announces. Raises BadRequestError where two servers could read it differently."""

@@ -23,17 +23,18 @@ from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
 from epochgate.relay.client import ClientConnection
 from epochgate.relay.coding import Decoder, decoder_of
-from epochgate.relay.headers import Framing, values_of, without
+from epochgate.relay.headers import Framing, Head, values_of, without
 from epochgate.relay.heartbeat import COMMENT, Heartbeat
 from epochgate.relay.hold import Tail
 from epochgate.relay.reply import Reply
-from epochgate.relay.upstream import Head, UpstreamConnection
+from epochgate.relay.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
     from epochgate.relay.context import Context
 
 LIVE_DATA = 4 * 1024 * 1024  # bytes of one event that are read for tokens and answers; longer ones are only digested
 JUDGED_BLOCK = 32 * 1024 * 1024  # bytes of one block that can be held back until it is checked
+SHORT_BLOCK = 2048  # bytes; one look at a read of many short blocks is quicker than one at each
 MOST_WAITING = 1024 * 1024  # bytes of released blocks that wait for the head; then the upstream waits too (T6)
 CONTEST = 0.5  # s after a resume from the buffer in which another one is taken for a rival, not for the same client
 
@@ -47,19 +48,27 @@ class Outcome(Enum):
     NO_STREAM = "answered by no event stream, where another cursor is to be tried"
 
 
-@dataclass(slots=True)
 class Downstream:
-    """The client that a flow writes to, and the future that the work on its request waits for."""
+    """The client that an answer goes to; `tell` hears, once, how the work on the request ended."""
 
-    client: ClientConnection
-    reply: Reply
-    outcome: asyncio.Future[Outcome]
+    __slots__ = ("_tell", "client", "reply")
 
-    def finish(self, outcome: Outcome) -> None:
-        """The work on this request is over, as far as the flow is concerned."""
+    def __init__(self, client: ClientConnection, reply: Reply, tell: Callable[[Outcome | UpstreamError], None]) -> None:
+        self.client = client
+        self.reply = reply
+        self._tell: Callable[[Outcome | UpstreamError], None] | None = tell
+
+    def finish(self, outcome: Outcome | UpstreamError) -> None:
+        """The work on this request is over, as far as its answer is concerned."""
         self.client.watcher = None
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(outcome)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._tell is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,19 +347,22 @@ class Flow:
     # -- blocks as they come
 
     def _take_live(self, data: bytes, now: float) -> None:
-        downstream = self.downstream
+        downstream, stream = self.downstream, self.stream
         if downstream is not None:
             downstream.reply.write(data)
-        changed = False
-        stream, see = self.stream, self._watch.see
-        for block in self._blocks_of(data):
+        changed = plain = is_plain = False
+        blocks = self._blocks_of(data)
+        if len(blocks) > 1 and len(data) < len(blocks) * SHORT_BLOCK and self._decoder is None:
+            is_plain = self._watch.is_plain(data)
+        for block in blocks:
             before = stream.first + len(stream.events)
             if self.judge is not None:
                 self._shadow(block, now)
-            elif see(block, now):
+            elif self._watch.see(block, now, plain=plain):
                 changed = True
             if self._holdable:
                 self._keep(block, before)
+            plain = is_plain  # the first block may have begun in an earlier read
         if not self._readable:
             self.session.mark_delivered()
             if self.judge is not None:
@@ -429,7 +441,7 @@ class Flow:
             data = plain
         blocks = self._framer.feed(data)
         if blocks:
-            self._ids = self._ids or self._framer.last_id is not None or self.stream.last_id is not None
+            self._ids = self._ids or self._framer.last_id is not None
             self.context.telemetry.events += len(blocks)
         return blocks
 
@@ -448,20 +460,21 @@ class Flow:
     def _keep(self, block: Block, before: int) -> None:
         """Keep a block for a resume; `before` is where the stream ended before it."""
         delivered = self.downstream is not None
-        if self.stream.first + len(self.stream.events) > before:
+        stream, raw = self.stream, block.raw
+        if stream.first + len(stream.events) > before:
             position = before
         elif block.kind is Kind.OTHER and not delivered:
             position = -1
         else:
             return  # it came again and is on record already, or nobody will miss it
-        if block.raw is None:
-            if not delivered:
+        if raw is not None:
+            if not self._tail.add(position, raw, delivered=delivered):
                 self.close()
-            else:
-                self._tail.skip(position)
-        elif not self._tail.add(position, block.raw, delivered=delivered):
+        elif delivered:
+            self._tail.skip(position)
+        else:
             self.close()
-        if not delivered and self.stream.finished:
+        if not delivered and stream.finished:
             self._clean = True  # every response is here: the upstream has done its part (H2)
             self._give_up()
 

@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,10 @@ from epochgate.relay.client import ClientConnection
 from epochgate.relay.clients import Clients, raise_open_files
 from epochgate.relay.context import Context, Policies
 from epochgate.relay.drain import drain
-from epochgate.relay.exchange import Exchange
+from epochgate.relay.exchange import work_on
 from epochgate.relay.hold import Holds
 from epochgate.relay.logs import set_up_logs
 from epochgate.relay.reload import Reload
-from epochgate.relay.request import Request
 from epochgate.relay.telemetry import Telemetry, log
 from epochgate.relay.tls import client_context, server_context
 from epochgate.relay.upstream import Upstream
@@ -119,10 +119,7 @@ class Proxy:
         return 0
 
     def _connect(self) -> ClientConnection:
-        return ClientConnection(self._handle, self._context.clients)
-
-    async def _handle(self, request: Request) -> None:
-        await Exchange(self._context, request).run()
+        return ClientConnection(partial(work_on, self._context), self._context.clients)
 
     def _announce(self) -> None:
         settings = self._settings
