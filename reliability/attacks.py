@@ -23,6 +23,7 @@ from reliability.wire import Wire
 
 CALL = b'{"jsonrpc":"2.0","id":%d,"method":"tools/list","params":{}}'
 INITIALIZE = b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}'
+PACE = 0.1  # s between two pieces of a body; the network would set one, too
 AT_ONCE = 200  # connections that are being made at a time
 
 
@@ -152,6 +153,7 @@ class Raw(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.answer = b""
         self.read = 0
+        self.answers = 0  # as many as are told in one piece
         self.lost = False
         self.paused = False
 
@@ -160,6 +162,7 @@ class Raw(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.read += len(data)
+        self.answers += data.count(b"HTTP/1.1 200")
         if len(self.answer) < 64:
             self.answer += data[:64]
 
@@ -266,6 +269,25 @@ async def long_heads(aim: Target, scale: Scale) -> str:
     return f"{count:,} heads of 1 MB answered 431, {count:,} of 60 KB waited for"
 
 
+async def many_heads(aim: Target, scale: Scale) -> str:
+    """Connections that ask with a different long head each time, and then stay."""
+    count = scale(1000, 20)
+    fields = await aim.initialize()
+    named = f"Mcp-Session-Id: {fields['Mcp-Session-Id']}\r\n".encode()
+    async with crowd(aim.port, count) as many:
+        for number in range(40):
+            body = CALL % number
+            many.send(
+                b"POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%bX-%d: %b\r\n\r\n%b"
+                % (len(body), named, number, b"y" * 3900, body)
+            )
+            expected = number + 1
+            await _until(lambda: all(raw.answers >= expected or raw.lost for raw in many.members), 60)  # noqa: B023
+        assert many.alive == count, f"{count - many.alive} were closed"
+        await asyncio.sleep(0.5)
+    return f"{count:,} connections with 40 different heads of 4 KB each, then idle"
+
+
 async def body_flood(aim: Target, scale: Scale) -> str:
     """Bodies without end to a server that does not read, and to one that does; some of a session, some of none."""
     count, size = scale(300, 10), 50_000_000
@@ -285,7 +307,7 @@ async def body_flood(aim: Target, scale: Scale) -> str:
                     data = b"%x\r\n%b\r\n" % (len(piece), piece) if number % 2 else piece
                     raw.send(data)
                     sent += len(data)
-            await asyncio.sleep(0)
+            await asyncio.sleep(PACE)
     return f"{count:,} bodies, {sent / 1e6:,.0f} MB taken in all"
 
 
@@ -295,7 +317,9 @@ async def endless_events(aim: Target, scale: Scale) -> str:
     live, resumed = [], []
     try:
         for number in range(count):
-            live.append(await aim.open_stream("/endless", await aim.initialize()))
+            wire = await aim.open_stream("/endless", await aim.initialize())
+            wire.stop_reading()
+            live.append(wire)
             fields = await aim.initialize()
             first = await aim.open_stream("/endless?first=1", fields)
             await first.read()
@@ -448,6 +472,7 @@ async def _resume_within(aim: Target, path: str, fields: dict[str, str], seconds
 async def _drain(wire: Wire, seconds: float = 4.0) -> int:
     """Read for a time; the bytes that came."""
     read = 0
+    wire.go_on_reading()
     with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(seconds):
             while data := await wire.read():

@@ -35,6 +35,7 @@ _STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n%bTransfer-Enc
 _EVENT = b'id: %d\ndata: {"jsonrpc":"2.0","method":"notifications/message","params":{' + _META + b',"data":"%b"}}\n\n'
 _PIECE = b"x" * 65536
 _LAST = b"0\r\n\r\n"
+PACE = 0.02  # s between two pieces of an event without an end
 
 _granted = itertools.count()
 
@@ -143,7 +144,7 @@ class Connection(asyncio.Protocol):
             for _ in itertools.count() if endless else range(size // len(_PIECE)):
                 write(chunk(_PIECE))
                 await self._open.wait()
-                await asyncio.sleep(0)
+                await asyncio.sleep(PACE if endless else 0)
             write(chunk(b"\n\n"))
         write(_LAST)
 
