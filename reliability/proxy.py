@@ -56,10 +56,12 @@ class Proxy:
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith("EPOCHGATE_")}
         self._environment.update(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
+        self.settings = settings
         self.write(settings)
 
     def write(self, settings: dict[str, Any]) -> None:
         """Another configuration, for the next start or reload."""
+        self.settings = settings
         admin = {"listen": f"127.0.0.1:{self.admin}"}
         text = json.dumps({"listen": f"127.0.0.1:{self.port}", "admin": admin, **settings})
         new = self.config.with_suffix(".new")

@@ -61,6 +61,13 @@ class Wire(asyncio.Protocol):
     def usable(self) -> bool:
         return self._complete and not self.lost and not self._transport.is_closing()
 
+    def stop_reading(self) -> None:
+        """Leave what comes to the kernel."""
+        self._transport.pause_reading()
+
+    def go_on_reading(self) -> None:
+        self._transport.resume_reading()
+
     def close(self) -> None:
         self._transport.abort()
 

@@ -199,6 +199,12 @@ class Limits(Section):
     )
     fence: PositiveDuration = Field(default=24 * 3600.0, description="How long a refused session stays refused.")
     held_streams: Count = Field(default=1024, description="Streams that are held for absent clients at the same time.")
+    copies: Size = Field(
+        default=128 * 1024**2,
+        description="Bytes of unfinished requests, answers and events that are kept to be read and checked, of all "
+        "together; 64 KiB of each do not count. Beyond it one passes unread, as one above 4 MiB does, or a resumed "
+        "stream is refused (`unreadable`).",
+    )
     connections: Count = Field(
         default=16384,
         description="Connections of clients at the same time; fewer where descriptors run short. Beyond it the one "

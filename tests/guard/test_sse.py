@@ -238,6 +238,41 @@ def test_data_beyond_the_limit_is_hashed_but_not_kept() -> None:
         assert framer.pending_raw == b""
 
 
+@pytest.mark.parametrize("keep_raw", [0, ALL])
+@pytest.mark.parametrize("cut", [0, 3, 7, 8, 12, 20, 27])
+def test_a_block_that_is_let_go_is_hashed_but_not_kept(keep_raw: int, cut: int) -> None:
+    """L3: the digest, id and kind are those of the whole block; the next block is kept again."""
+    block = b"id: 1\ndata: abc\ndata: defg\n\n"
+    framer = Framer(keep_raw=keep_raw)
+    framer.feed(block[:cut])
+    framer.let_go()
+    framer.let_go()
+    assert framer.kept == 0
+    assert framer.unfinished is None or not cut or not keep_raw
+    first, second = framer.feed(block[cut:] + block)
+    assert (first.digest, first.id, first.kind) == (second.digest, b"1", Kind.MESSAGE)
+    assert second.data == b"abc\ndefg"
+    assert (first.raw, second.raw) == (None, block if keep_raw else None)
+    assert first.data == (None if cut > len(b"id: 1\ndata: ") else b"abc\ndefg")
+
+
+def test_a_block_without_data_stays_one_when_it_is_let_go() -> None:
+    framer = Framer()
+    framer.feed(b"id: 1\ndata:\n")
+    framer.let_go()
+    (block,) = framer.feed(b"\n")
+    assert block.kind is Kind.PRIMING
+
+
+def test_what_is_kept_of_an_unfinished_block() -> None:
+    framer = Framer(keep_raw=ALL)
+    assert framer.kept == 0
+    framer.feed(b"data: abc")
+    assert framer.kept == len(b"data: abc") + len(b"abc")
+    framer.feed(b"\n\n")
+    assert framer.kept == 0
+
+
 @pytest.mark.parametrize("head", [b"id: 1\ndata: ", b"id: ", b": ", b"event: ", b"x", b"data: a\ndata: "])
 def test_memory_does_not_grow_with_an_event(head: bytes) -> None:
     """L5, T6: 64 MB on one line, whatever the line is for."""

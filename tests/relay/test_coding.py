@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from epochgate.relay.coding import MOST_AT_ONCE, decoded, decoder_of
+from epochgate.relay.coding import MOST_AT_FIRST, MOST_AT_ONCE, MOST_PER_BYTE, decoded, decoder_of
 
 compress = functools.partial(gzip.compress, mtime=0)  # the same bytes in every process
 PLAIN = b"id: 1\ndata: one\n\nid: 2\ndata: two\n\n" * 50
@@ -65,11 +65,48 @@ def test_t8_all_members_of_a_gzip_body_are_read(size):
         (b"deflate", zlib.compress(PLAIN) + b"junk"),
         (b"gzip", compress(bytes(MOST_AT_ONCE + 1))),
         (b"gzip", compress(bytes(MOST_AT_ONCE)) * 2),
+        (b"gzip", compress(bytes(2 * MOST_AT_FIRST))),
     ],
-    ids=["unknown", "twice", "no gzip", "no deflate", "junk after gzip", "junk after deflate", "bomb", "two bombs"],
+    ids=[
+        "unknown",
+        "twice",
+        "no gzip",
+        "no deflate",
+        "junk after gzip",
+        "junk after deflate",
+        "bomb",
+        "two bombs",
+        "small bomb",
+    ],
 )
 def test_t8_unreadable_once_is_unreadable_for_ever(coding, data):
     decoder = decoder_of(coding)
     assert decoder.decode(data) is None
     assert decoder.decode(compress(PLAIN)) is None
     assert decoded(data, coding) == data
+
+
+@pytest.mark.parametrize("size", [100, 1000, 65536])
+def test_t8_a_bomb_in_pieces_is_one(size):
+    """It is told early: after a megabyte, not after all of its thirty."""
+    data = compress(bytes(30 * 1024 * 1024))
+    decoder = decoder_of(b"gzip")
+    plain = 0
+    for at in range(0, len(data), size):
+        piece = decoder.decode(data[at : at + size])
+        if piece is None:
+            break
+        plain += len(piece)
+    else:
+        raise AssertionError("all of it was decoded")
+    assert plain <= MOST_AT_FIRST + at * MOST_PER_BYTE
+
+
+def test_t8_a_long_body_of_ordinary_text_is_no_bomb():
+    """40 MB of JSON events that shrink to a thirtieth."""
+    events = b"".join(b'{"n":%d,"text":"The quick brown fox jumps over the lazy dog."}' % n for n in range(40_000))
+    data = compress(events * 16)
+    decoder = decoder_of(b"gzip")
+    assert len(events) * 16 / len(data) > 10
+    pieces = [decoder.decode(data[at : at + 65536]) for at in range(0, len(data), 65536)]
+    assert b"".join(pieces) == events * 16

@@ -132,6 +132,20 @@ class Framer:
         return None if self._raw_exceeded or (self._open and not self.keep_raw) else len(self._raw)
 
     @property
+    def kept(self) -> int:
+        """How many bytes are kept of the unfinished block, raw and as data."""
+        return len(self._raw) + (0 if self._data is None else len(self._data))
+
+    def let_go(self) -> None:
+        """Keep no more of the unfinished block: its data is only hashed, as that of a block beyond the limits."""
+        if self._data and self._data_hash is None:
+            self._data_hash = _hash(self._data)
+            self._data = bytearray()
+        if self.keep_raw:
+            self._raw_exceeded = True
+            self._raw.clear()
+
+    @property
     def pending_raw(self) -> bytes:
         """The bytes since the last block, where raw bytes are kept and these still fit."""
         return bytes(self._raw)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import zlib
 
 _GZIP = zlib.MAX_WBITS | 16
-MOST_AT_ONCE = 16 * 1024 * 1024  # decoded bytes of one read: more is taken for a bomb
+# Decoded bytes; more is taken for a bomb. Text of this kind shrinks to a tenth or a twentieth, a bomb to a thousandth.
+MOST_AT_ONCE = 16 * 1024 * 1024  # of one read
+MOST_PER_BYTE = 100  # of all reads, for each coded byte
+MOST_AT_FIRST = 1024 * 1024  # and that much on top
 
 
 class Decoder:
@@ -15,27 +18,31 @@ class Decoder:
     so cannot be read.
     """
 
-    __slots__ = ("_windows", "_zlib")
+    __slots__ = ("_room", "_windows", "_zlib")
 
     def __init__(self, windows: tuple[int, ...]) -> None:
+        self._room = MOST_AT_FIRST  # decoded bytes that may still come
         self._windows = windows
         self._zlib = zlib.decompressobj(windows[0]) if windows else None
 
     def decode(self, data: bytes) -> bytes | None:
         """The decoded bytes, None where they cannot be had; nothing of the body can be had after that."""
         plain = b""
+        self._room += len(data) * MOST_PER_BYTE
+        most = min(self._room, MOST_AT_ONCE)
         while self._zlib is not None and data:
             try:
-                plain += self._zlib.decompress(data, MOST_AT_ONCE)
+                plain += self._zlib.decompress(data, most + 1)
             except zlib.error:
                 self._windows = self._windows[1:]  # `deflate` comes with and without its zlib frame
                 self._zlib = zlib.decompressobj(self._windows[0]) if self._windows else None
                 continue
             data = self._zlib.unused_data
-            if self._zlib.unconsumed_tail or len(plain) > MOST_AT_ONCE:
+            if self._zlib.unconsumed_tail or len(plain) > most:
                 self._zlib = None
             elif data:
                 self._zlib = zlib.decompressobj(_GZIP) if self._windows == (_GZIP,) else None
+        self._room -= len(plain)
         return None if self._zlib is None else plain
 
 

@@ -15,6 +15,7 @@ from epochgate.guard.record import Session
 from epochgate.guard.verdict import Reason
 from epochgate.ledger.base import Ledger
 from epochgate.relay.clients import Clients
+from epochgate.relay.copies import Copies
 from epochgate.relay.hold import Holds
 from epochgate.relay.telemetry import Telemetry
 from epochgate.relay.upstream import Upstream
@@ -64,6 +65,7 @@ class Context:
     policies: Policies
     upstream: Upstream
     clients: Clients
+    copies: Copies
     ledger: Ledger
     fingerprints: Fingerprints
     telemetry: Telemetry

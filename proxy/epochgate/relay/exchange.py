@@ -103,6 +103,7 @@ class Exchange:
     def _account(self) -> None:
         policy = "" if self._policy is None else self._policy.name
         seconds = time.perf_counter() - self._began
+        self.forwarder.forget()
         self.context.telemetry.request(policy, self.request.method, self.reply.status, self._session_id, seconds)
         if self._span is not None:
             self._span.end(self._policy, self.reply.status, self.forwarder.rpc_method)
@@ -247,6 +248,7 @@ class Exchange:
         assert policy is not None
         granted = head.get(SESSION_ID)
         call = self.forwarder.call() if granted and 200 <= head.status < 300 else None
+        self.forwarder.forget()
         if call is None or not call.initialize:
             return self.relay(connection, head)
         credentials = self.credentials(policy)
@@ -274,6 +276,8 @@ class Exchange:
             credentials = self.credentials(policy)
             stream = session.open_stream(origin, call.owes, credentials)
             stream.owes_known = self.forwarder.is_read and call.readable
+            if method == b"POST":
+                self.forwarder.forget()
             if head.whole and head.get(b"content-encoding") is None:
                 record = StreamTap(self.context, policy, session, stream, head)
                 return Passage(connection, head, self.forwarder.downstream, self.context, record)
@@ -291,7 +295,11 @@ class Exchange:
         if watch.head():
             self.context.live_change(policy, session)
         if watch.tokens.keys and is_json(head.get(b"content-type")):
-            tap = BodyTap(head.get(b"content-encoding"), lambda body: self._read_body(policy, session, watch, body))
+            tap = BodyTap(
+                head.get(b"content-encoding"),
+                lambda body: self._read_body(policy, session, watch, body),
+                self.context.copies,
+            )
         return Passage(connection, head, self.forwarder.downstream, self.context, tap)
 
     def _read_body(self, policy: Policy, session: Session, watch: Watch, body: bytes) -> None:
@@ -327,7 +335,7 @@ class Exchange:
 
         if policy.mode is Mode.ENFORCE and policy.normalize_loss:
             return Suspect(connection, head, self.forwarder.downstream, is_lost)
-        tap = BodyTap(head.get(b"content-encoding"), note_loss)
+        tap = BodyTap(head.get(b"content-encoding"), note_loss, self.context.copies)
         return Passage(connection, head, self.forwarder.downstream, self.context, tap)
 
     async def tell_loss(self, policy: Policy, session: Session) -> None:

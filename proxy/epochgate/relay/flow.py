@@ -21,6 +21,7 @@ from epochgate.guard.sse import Block, Framer, Kind
 from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
 from epochgate.relay.coding import Decoder, decoder_of
+from epochgate.relay.copies import FREE, Copy
 from epochgate.relay.downstream import Downstream, Outcome, Response
 from epochgate.relay.headers import Framing, Head, values_of, without
 from epochgate.relay.heartbeat import COMMENT, Heartbeat
@@ -53,6 +54,7 @@ class Flow:
         "_checked",
         "_clean",
         "_coded",
+        "_copy",
         "_decoder",
         "_ending",
         "_enforced",
@@ -117,8 +119,10 @@ class Flow:
         if head.get(b"content-encoding"):
             self._decoder = decoder_of(b", ".join(values_of(head.fields, b"content-encoding")))
         keep = JUDGED_BLOCK if self._checked else policy.hold_bytes if self._holdable else 0
-        self._framer = Framer(keep_raw=keep, keep_data=max(LIVE_DATA, keep))  # what can be replayed is read: R11, H3
+        raw = keep if self._decoder is None else 0
+        self._framer = Framer(keep_raw=raw, keep_data=max(LIVE_DATA, keep))  # what can be replayed is read: R11, H3
         self._tail = Tail(stream.end - 1, policy.hold_bytes)
+        self._copy: Copy | None = None
         self.ended = False  # nothing more is read from the upstream
         self.closed = False
         self._clean = False  # the upstream ended the stream, it did not break off
@@ -163,6 +167,8 @@ class Flow:
             self._take_checked(data, now)
         else:
             self._take_live(data, now)
+        if self._copy is not None or self._framer.kept + len(self._coded) > FREE:
+            self._count_copy()
         if self.downstream is None and not self._has_room():
             self.close()
         if self._ending:
@@ -271,6 +277,7 @@ class Flow:
         if self.closed:
             return
         self.closed = True
+        self._framer.let_go()
         self._set_timer(None)
         self.context.holds.remove(self)
         self._give_up()
@@ -383,6 +390,10 @@ class Flow:
                 self._keep(block, before)
             if judge.verdict is not None:
                 self._open_head()
+        if not coded and self._framer.unfinished is None:  # it is too long already
+            judge.unreadable()
+            self._report()
+            self._refuse()
         if coded:
             self._coded += data
             unreadable = not self._readable or len(self._coded) > JUDGED_BLOCK
@@ -397,6 +408,22 @@ class Flow:
                 self._coded.clear()
             if judge.verdict is not None:
                 self._open_head()
+
+    def _count_copy(self) -> None:
+        """A long block has begun, or one did: what is kept of all of these has a bound."""
+        self._copy = self._copy or Copy(self.context.copies)
+        fits = self._copy.resize(0 if self.ended else self._framer.kept + len(self._coded))
+        if fits:
+            return
+        if self._checked and self.judge is not None:
+            self.judge.unreadable()
+            self._report()
+            if self._decoder is None or self.judge.refused:
+                self._refuse()
+                return
+            self._readable = False
+        self._framer.let_go()
+        self._copy.resize(self._framer.kept + len(self._coded))
 
     def _blocks_of(self, data: bytes) -> list[Block]:
         if self._decoder is not None:
@@ -485,6 +512,7 @@ class Flow:
         self._give_up()
         self.context.holds.remove(self)
         self.closed = True
+        self._framer.let_go()
         downstream, self.downstream = self.downstream, None
         if downstream is not None:
             if not downstream.reply.started:
@@ -571,6 +599,8 @@ class Flow:
         if self.ended:
             return
         self.ended = True
+        if self._copy is not None:
+            self._copy.resize(0)
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self.context.streams.discard(self)

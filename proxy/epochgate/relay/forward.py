@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from epochgate.errors import UpstreamError
 from epochgate.guard.mcp import Call, method_of, read_call
 from epochgate.relay.context import Context
+from epochgate.relay.copies import FREE, Copy
 from epochgate.relay.downstream import Downstream, Outcome, Tell, telling
 from epochgate.relay.flow import LIVE_DATA
 from epochgate.relay.headers import LAST_CHUNK, VIA, Field, Framing, Head, chunk, head, prefixed
@@ -89,6 +90,17 @@ class Forwarder:
         self._span = span
         self._sent: list[bytes] = []  # a copy of the request body, as far as it is needed
         self._sent_size = 0
+        self._copy: Copy | None = None
+        self._rpc_method: str | None = None
+
+    def forget(self) -> None:
+        """What was copied of the body is not needed any more."""
+        self.copying = False
+        if self._copy is not None:
+            if self._span is not None:
+                self._rpc_method = self.rpc_method
+            self._copy.resize(0)
+            self._sent.clear()
 
     @property
     def is_read(self) -> bool:
@@ -98,7 +110,7 @@ class Forwarder:
     @property
     def rpc_method(self) -> str | None:
         """The JSON-RPC method that the body asks for, as far as the body was copied."""
-        return method_of(b"".join(self._sent)) if self._sent else None
+        return method_of(b"".join(self._sent)) if self._sent else self._rpc_method
 
     def may_initialize(self) -> bool:
         """Whether the body may hold an `initialize`, however it came and is written: a quick look."""
@@ -208,11 +220,21 @@ class Forwarder:
         data = self._request.body.take()
         if self.copying:
             self._sent_size += len(data)
-            if self._sent_size <= LIVE_DATA:
+            if self._sent_size <= LIVE_DATA and (self._sent_size <= FREE or self._has_room()):
                 self._sent.append(data)
             else:
+                self._sent_size = LIVE_DATA + 1
                 self._sent.clear()
         return data
+
+    def _has_room(self) -> bool:
+        """Whether the copy of a long body may be kept."""
+        if self._copy is None:
+            self._copy = Copy(self._context.copies)
+        if self._copy.resize(self._sent_size):
+            return True
+        self._copy.resize(0)
+        return False
 
     def _framed(self, data: bytes) -> bytes:
         return chunk(data) if data and self._request.body.framing is Framing.CHUNKED else data
@@ -227,7 +249,7 @@ class Forwarder:
                     data = body.take()
                     self._sent_size += len(data)
                     self._sent.append(data)
-                    if body.complete:
+                    if body.complete or (self._sent_size > FREE and not self._has_room()):
                         break
                     await body.wait()
 

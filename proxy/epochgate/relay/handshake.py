@@ -41,4 +41,4 @@ def open_handshake(
     content_type = head.get(b"content-type")
     if is_event_stream(content_type):
         return HandshakeTap(policy, head, owes, grant)
-    return BodyTap(head.get(b"content-encoding"), read) if is_json(content_type) else None
+    return BodyTap(head.get(b"content-encoding"), read, context.copies) if is_json(content_type) else None

@@ -15,6 +15,7 @@ from epochgate.guard.sse import Block, Framer
 from epochgate.guard.watch import Watch
 from epochgate.relay.coding import decoded, decoder_of
 from epochgate.relay.context import Context
+from epochgate.relay.copies import FREE, Copies, Copy
 from epochgate.relay.downstream import Downstream, Outcome
 from epochgate.relay.flow import LIVE_DATA
 from epochgate.relay.headers import Head
@@ -32,6 +33,9 @@ class Tap(Protocol):
 
     def end(self) -> None:
         """Its clean end."""
+
+    def close(self) -> None:
+        """It is over, clean or not."""
 
 
 class _Answer:
@@ -123,6 +127,8 @@ class Passage(_Answer):
 
     def _finish(self) -> None:
         self._context.streams.discard(self)
+        if self._tap is not None:
+            self._tap.close()
         self._downstream.finish(Outcome.DONE)
 
     def received_all(self) -> None:
@@ -196,8 +202,10 @@ class Suspect(_Answer):
 class BodyTap:
     """Reads a whole body of at most `LIVE_DATA` bytes and hands it on, in plain bytes, at its clean end."""
 
-    def __init__(self, content_encoding: bytes | None, read: Callable[[bytes], None]) -> None:
+    def __init__(self, content_encoding: bytes | None, read: Callable[[bytes], None], copies: Copies) -> None:
         self._coding = content_encoding
+        self._copies = copies
+        self._copy: Copy | None = None
         self._read = read
         self._pieces: list[bytes] = []
         self._size = 0
@@ -205,15 +213,26 @@ class BodyTap:
     def data(self, data: bytes) -> None:
         """See `Tap`."""
         self._size += len(data)
-        if self._size <= LIVE_DATA:
+        if self._size <= LIVE_DATA and (self._size <= FREE or self._has_room()):
             self._pieces.append(data)
         else:
+            self._size = LIVE_DATA + 1
             self._pieces.clear()
+            self.close()
+
+    def _has_room(self) -> bool:
+        self._copy = self._copy or Copy(self._copies)
+        return self._copy.resize(self._size)
 
     def end(self) -> None:
         """See `Tap`."""
         if 0 < self._size <= LIVE_DATA:
             self._read(decoded(b"".join(self._pieces), self._coding))
+
+    def close(self) -> None:
+        """See `Tap`."""
+        if self._copy is not None:
+            self._copy.resize(0)
 
 
 class StreamTap:
@@ -236,6 +255,9 @@ class StreamTap:
             self._context.live_change(self._policy, self._session)
 
     def end(self) -> None:
+        """See `Tap`."""
+
+    def close(self) -> None:
         """See `Tap`."""
 
 
@@ -275,4 +297,7 @@ class HandshakeTap:
                 self._before.clear()
 
     def end(self) -> None:
+        """See `Tap`."""
+
+    def close(self) -> None:
         """See `Tap`."""

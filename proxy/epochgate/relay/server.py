@@ -29,6 +29,7 @@ from epochgate.ledger.sqlite import SqliteStore
 from epochgate.relay.client import ClientConnection
 from epochgate.relay.clients import Clients, raise_open_files
 from epochgate.relay.context import Context, Policies
+from epochgate.relay.copies import Copies
 from epochgate.relay.drain import drain
 from epochgate.relay.elsewhere import Elsewhere
 from epochgate.relay.exchange import work_on
@@ -206,6 +207,7 @@ def build_context(settings: Settings, ledger: Ledger) -> Context:
         policies=Policies(settings.compiled()),
         upstream=upstream,
         clients=clients,
+        copies=Copies(settings.limits.copies),
         ledger=ledger,
         fingerprints=fingerprints,
         telemetry=Telemetry(fingerprints),
