@@ -52,9 +52,7 @@ from epochgate.values import (
 )
 
 # Keys that are accepted and checked but do nothing yet, with what that means for the user.
-PENDING: dict[str, str] = {
-    "workers": "one process serves, whatever the number; more run as replicas that share a store",
-}
+PENDING: dict[str, str] = {}
 
 
 def _check_name(name: str) -> str:
@@ -404,7 +402,9 @@ class Settings(Section, BaseSettings):  # type: ignore[misc]  # a narrower model
     )
     tls: Tls = Field(default_factory=Tls)
     workers: Count = Field(
-        default=1, description="One process serves, and 1 is the number to write; for more run replicas."
+        default=1,
+        description="Processes that serve, on the same address. More than one need a shared store (`valkey://`), and "
+        "a process more that supervises them; limits are of each.",
     )
     upstream: Upstream
     admin: Admin = Field(default_factory=Admin)

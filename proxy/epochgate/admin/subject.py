@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from epochgate.admin.snapshot import Readiness, Snapshot, count_sessions, obstacles, take
 from epochgate.admin.views import View, find_session, session_detail, session_views
 from epochgate.errors import EpochgateError, Fault
 from epochgate.guard.verdict import Reason
 from epochgate.relay.context import Context
-from epochgate.relay.reload import Reload, Reloaded
 from epochgate.relay.telemetry import Decided
+
+if TYPE_CHECKING:
+    from epochgate.relay.reload import Reload, Reloaded  # takes time to load, which a worker can do without
 
 
 class PolicyGoneError(EpochgateError):

@@ -8,15 +8,17 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epochgate import __version__
 from epochgate.admin.snapshot import Readiness, Snapshot
 from epochgate.guard.policy import Policy
 from epochgate.guard.record import Session, Stream
 from epochgate.relay.context import Context
-from epochgate.relay.reload import Reload
 from epochgate.relay.telemetry import HISTORY, HISTORY_SPAN, Decided
+
+if TYPE_CHECKING:
+    from epochgate.relay.reload import Reload  # takes time to load, which a worker can do without
 
 View = dict[str, Any]
 
@@ -85,8 +87,13 @@ def session_views(context: Context, wanted: dict[str, str], limit: int) -> tuple
         for session in context.ledger.sessions()
         if (policy is None or session.policy == policy) and (state is None or session_state(context, session) == state)
     ]
-    last = heapq.nlargest(limit, found, key=lambda session: max(session.active_at, session.fenced_at))
+    last = heapq.nlargest(limit, found, key=last_active)
     return len(found), [session_view(context, session) for session in last]
+
+
+def last_active(session: Session) -> float:
+    """When a session was active or fenced last (s since 1970)."""
+    return max(session.active_at, session.fenced_at)
 
 
 def session_state(context: Context, session: Session) -> str:

@@ -29,7 +29,6 @@ from epochgate.relay.exchange import Exchange
 from epochgate.relay.hold import Holds
 from epochgate.relay.listener import listen, listen_together
 from epochgate.relay.logs import set_up_logs
-from epochgate.relay.reload import Reload
 from epochgate.relay.request import Request
 from epochgate.relay.telemetry import Telemetry, log
 from epochgate.relay.tls import client_context, load_pair, server_context
@@ -146,8 +145,9 @@ class Proxy:
 
     async def run(self) -> int:
         """Listen, serve, drain; the exit status."""
-        from epochgate.admin.server import AdminServer  # noqa: PLC0415  # a worker has none
+        from epochgate.admin.server import AdminServer  # noqa: PLC0415  # a worker has none of these
         from epochgate.admin.subject import OneProcess  # noqa: PLC0415
+        from epochgate.relay.reload import Reload  # noqa: PLC0415
 
         settings, gate = self._settings, self._gate
         await gate.start()
@@ -282,6 +282,12 @@ def build_context(settings: Settings, ledger: Ledger) -> Context:
 
 def build_tracing(settings: Settings) -> Tracing | None:
     """What makes spans, where that is asked for. Raises ConfigurationError without the extra."""
+    found = find_tracing(settings)
+    return None if found is None else found()
+
+
+def find_tracing(settings: Settings) -> type[Tracing] | None:
+    """See `build_tracing`."""
     if not settings.tracing.enabled:
         return None
     try:
@@ -291,4 +297,4 @@ def build_tracing(settings: Settings) -> Tracing | None:
             f"tracing.enabled: needs {error.name}, which is not installed; "
             'install it with pip install "epochgate[otel]", or set this to false'
         ) from None
-    return Tracing()
+    return Tracing
