@@ -11,6 +11,8 @@ from epochgate.guard.mcp import (
     Call,
     Messages,
     Tokens,
+    answers_nothing,
+    carries_only,
     error_code,
     header_value,
     holds_initialize_result,
@@ -18,7 +20,6 @@ from epochgate.guard.mcp import (
     method_of,
     read_call,
     read_messages,
-    says_nothing,
     tokens_of,
 )
 from guard.scene import HEADER, META, batch, note, result
@@ -277,9 +278,13 @@ def test_most_events_say_nothing_new(data: bytes, tokens: Tokens, known: str | N
     assert says_nothing(data, tokens, known) is nothing
 
 
+def says_nothing(data: bytes, tokens: Tokens, known: str | None) -> bool:
+    return carries_only(data, tokens, known) and answers_nothing(data)
+
+
 MEMBERS = st.dictionaries(
     st.sampled_from([NAME, "a/b", "other"]),
-    st.sampled_from([1, 2, "1", "2", "", None, True, 1.5, [1], {}, "x\n", "/", '"', "é"]),
+    st.sampled_from([1, 2, 11, "1", "2", "11", "", None, True, 1.5, [1], {}, "x\n", "/", '"', "é"]),
     max_size=2,
 )
 MESSAGE = st.fixed_dictionaries(
@@ -298,7 +303,7 @@ MESSAGE = st.fixed_dictionaries(
 @given(
     message=MESSAGE | st.lists(MESSAGE, max_size=2),
     default=st.sampled_from([None, "1", "2"]),
-    known=st.sampled_from([None, "1"]),
+    known=st.sampled_from([None, "1", '"', "é"]),
     keys=st.sampled_from([(), (NAME,), ("a/b",), (NAME, "a/b")]),
     escapes=st.booleans(),
     spaces=st.booleans(),

@@ -50,33 +50,32 @@ class Learner(msgspec.Struct, gc=False):
     """The strictest order that all ids so far followed."""
     count: int = 0
     prefix: bytes = b""
-    digits: bytes = b""
     padded: bool = False
     """Some number has leading zeros."""
     carried: bool = False
     """Some number ending in 9 was followed by the next decimal one."""
     number: int = 0
     expected: bytes = b""
-    """The id that follows `number`, where ids count on without leading zeros: the quick way."""
+    """The id that follows `number`, where all ids so far counted on without leading zeros; else empty."""
 
     def see(self, event_id: bytes, *, repeated: bool) -> None:
         """Take the next id of the stream; `repeated` tells that the stream had it before."""
         self.count += 1
+        if event_id == self.expected and not repeated:
+            self.number = number = self.number + 1
+            self.expected = self.prefix + b"%d" % (number + 1)
+            return
         if repeated:
             self.held = Order.UNCHECKED
+        self.expected = b""
         if self.held <= Order.OPAQUE:
-            return
-        if event_id == self.expected:
-            self.number += 1
-            self.digits = b"%d" % self.number
-            self.expected = self.prefix + b"%d" % (self.number + 1)
             return
         prefix, digits = _split(event_id)
         if not digits or (self.count > 1 and prefix != self.prefix):
             self.held = Order.OPAQUE
             return
         if self.count > 1:
-            step = int(digits) - int(self.digits)
+            step = int(digits) - self.number
             if step < 1:
                 self.held = Order.OPAQUE
             elif step > 1:
@@ -85,10 +84,9 @@ class Learner(msgspec.Struct, gc=False):
                 self.carried = True
         self.padded = self.padded or (len(digits) > 1 and digits.startswith(b"0"))
         self.prefix = prefix
-        self.digits = digits
         self.number = int(digits)
-        counts = self.held is Order.CONSECUTIVE and not self.padded
-        self.expected = prefix + b"%d" % (self.number + 1) if counts else b""
+        if self.held is Order.CONSECUTIVE and not self.padded:
+            self.expected = prefix + b"%d" % (self.number + 1)
 
     def order(self, *, several_streams: bool) -> Order:
         """The order to hold the stream to; `several_streams` tells whether its session had more than this one (E3)."""

@@ -190,24 +190,25 @@ class Session:
         """Append an event to a stream (L3). `learn`: it came un-resumed, so the order of ids is learnt from it (E3)."""
         if stream.key not in self.streams:
             return  # forgotten meanwhile: nothing is added to what is unknown
-        event_id = event.id
+        event_id, events = event.id, stream.events
         if event_id is not None:
-            if learn and not (event.priming and event_id == stream.last_id):
-                stream.learner.see(event_id, repeated=event_id in stream.positions)
-            other = self.index.get(event_id)
-            if learn and other is not None and other is not stream:
-                self.shared_ids = True
-            stream.positions[event_id] = stream.first + len(stream.events)
+            positions, index = stream.positions, self.index
+            if learn:
+                if event.digest or event_id != stream.last_id:
+                    stream.learner.see(event_id, repeated=event_id in positions)
+                if event_id in index and index[event_id] is not stream:
+                    self.shared_ids = True
+            positions[event_id] = stream.first + len(events)
             stream.last_id = event_id
-            self.index[event_id] = stream
-            if stream.origin is not Origin.INITIALIZE:
-                self.delivered = True
-        stream.events.append(event)
-        if not event.priming:
+            index[event_id] = stream
+            if not self.delivered:
+                self.delivered = stream.origin is not Origin.INITIALIZE
+        events.append(event)
+        if event.digest:
             stream.empties = 0
         for answer in answers:
             stream.owes.pop(answer, None)
-        if len(stream.events) > self.limits.events:
+        if len(events) > self.limits.events:
             self._forget_first(stream)
         if self.watcher is not None:
             self.watcher.event_added(self, stream, event, answers)

@@ -24,7 +24,8 @@ import xxhash
 _hash = xxhash.xxh3_128
 
 _MARK = b"\xef\xbb\xbf"
-_LF, _SPACE = b"\n "
+_LF, _CR, _SPACE = b"\n\r "
+_ENDS = (b"\n\n", b"\n\r\n")  # of a last line, and the blank one after it
 # The longest id or event name that counts, in bytes: request heads end here (T2), so no cursor can be longer.
 _FIELD_LIMIT = 64 * 1024
 _LINE_LIMIT = len(b"event: ") + _FIELD_LIMIT
@@ -136,6 +137,8 @@ class Framer:
 
     def feed(self, data: bytes) -> list[Block]:
         """Read the next bytes of the stream; returns the blocks that they complete, in order."""
+        if not (self._open or self._after_cr or self._raw) and (block := self._read_ordinary(data)) is not None:
+            return [block]
         blocks: list[Block] = []
         size = len(data)
         start = at = 0  # where the bytes of this block begin, and where the next line does
@@ -144,6 +147,7 @@ class Framer:
             at = int(data[0] == _LF)
         elif self._mark < len(_MARK):
             at = self._read_mark(data)
+        keep_raw = self.keep_raw
         has_cr = data.find(b"\r", at) >= 0
         lf = -1  # the first LF from `at` on, `size` where there is none; looked for anew once `at` has passed it
         while at < size:
@@ -157,7 +161,9 @@ class Framer:
                     stop = eol + 2 if data.startswith(b"\n", eol + 1) else eol + 3
                     if stop == eol + 2 or data.startswith(b"\r\n", eol + 1):
                         id_field, name = head.groups()
-                        raw = self._take_raw(data[start:stop]) if self.keep_raw else None
+                        raw = data[start:stop] if 0 < stop - start <= keep_raw and not self._raw else None
+                        if raw is None and keep_raw:
+                            raw = self._take_raw(data[start:stop])
                         blocks.append(self._block(raw, id_field, name, data[begin:end], None))
                         at = start = stop
                         continue
@@ -185,6 +191,21 @@ class Framer:
         if self.keep_raw:
             self._save_raw(data[start:])
         return blocks
+
+    def _read_ordinary(self, data: bytes) -> Block | None:
+        """The block that `data` is, where it is an ordinary one as a whole and no more: the usual read of a stream."""
+        head = _HEAD(data)
+        if head is None:
+            return None
+        begin = head.end()
+        end = data.find(b"\n", begin)
+        if not 2 <= len(data) - end <= 3 or data[end:] not in _ENDS or data.find(b"\r", begin, end - 1) >= 0:
+            return None
+        if data[end - 1] == _CR and end > begin:
+            end -= 1
+        self._mark = len(_MARK)
+        id_field, name = head.groups()
+        return self._block(data if 0 < len(data) <= self.keep_raw else None, id_field, name, data[begin:end], None)
 
     def _read_mark(self, data: bytes) -> int:
         """Step over a byte order mark at the start of the stream; returns where its text begins in `data`."""

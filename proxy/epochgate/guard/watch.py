@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from epochgate.guard.mcp import NOTHING, Headers, Messages, carries_only, read_messages, says_nothing, tokens_of
+from epochgate.guard.mcp import (
+    NOTHING,
+    Headers,
+    Messages,
+    answers_nothing,
+    carries_only,
+    read_answers,
+    read_messages,
+    repeats_only,
+    tokens_of,
+)
 from epochgate.guard.policy import Policy
 from epochgate.guard.record import Event, Session, Stream
 from epochgate.guard.sse import Block
 from epochgate.guard.sse import Kind as BlockKind
+
+_PRIMING, _OTHER = BlockKind.PRIMING, BlockKind.OTHER  # a global is looked up faster than a member
 
 
 class Watch:
@@ -29,21 +41,28 @@ class Watch:
             return False
         return self._changed(read_messages(data, self.tokens))
 
-    def see(self, block: Block, now: float) -> bool:
-        """Record one block at time `now` (s); whether it shows another epoch."""
-        if block.kind is BlockKind.OTHER:
+    def is_plain(self, data: bytes) -> bool:
+        """Whether a read of many blocks surely shows no other epoch in those that it holds as a whole."""
+        return repeats_only(data, self.tokens, self.session.token)
+
+    def see(self, block: Block, now: float, *, plain: bool = False) -> bool:
+        """Record one block at time `now` (s); whether it shows another epoch, which a `plain` one does not."""
+        kind, data, stream = block.kind, block.data, self.stream
+        if kind is _OTHER:
             return False
-        messages = NOTHING
-        if block.data:
-            if not says_nothing(block.data, self.tokens, self.session.token):
-                messages = read_messages(block.data, self.tokens)
-        elif block.kind is BlockKind.MESSAGE:
-            messages = read_messages(None, self.tokens)
-        if self.stream is not None and not (block.id is None and block.kind is BlockKind.PRIMING):
+        if not data:
+            messages = NOTHING if kind is _PRIMING else read_messages(None, self.tokens)
+        elif not (plain or carries_only(data, self.tokens, self.session.token)):
+            messages = read_messages(data, self.tokens)
+        elif answers_nothing(data):
+            messages = NOTHING
+        else:
+            messages = read_answers(data)
+        if stream is not None and not (block.id is None and kind is _PRIMING):
             if not messages.readable:
-                self.stream.forget_owed()
-            self.session.add(self.stream, Event(block.id, block.digest, now), messages.answers, learn=block.own_id)
-        return self._changed(messages)
+                stream.forget_owed()
+            self.session.add(stream, Event(block.id, block.digest, now), messages.answers, learn=block.own_id)
+        return messages is not NOTHING and self._changed(messages)
 
     def _changed(self, messages: Messages) -> bool:
         known = self.session.token

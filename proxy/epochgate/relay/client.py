@@ -20,6 +20,7 @@ import httptools
 
 from epochgate.errors import BadRequestError
 from epochgate.relay.headers import MAX_HEAD, Framing, lower_case
+from epochgate.relay.known import KnownRequest, known_request
 from epochgate.relay.reply import Reply, error_reply
 from epochgate.relay.request import Body, Request
 
@@ -63,6 +64,9 @@ class ClientConnection(asyncio.Protocol):
         self._in_head = False
         self._head_timed = False  # the time for the rest of it runs
         self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
+        self._opening = b""  # the read that is being parsed, where a request begins with it
+        self._served = False  # one request at least: a connection for one stream keeps nothing for the next
+        self._known: KnownRequest | None = None
         self._upgrade: Request | None = None  # it asks for another protocol; a new parser reads on
         self._queue: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -92,6 +96,13 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse; then begin with the next request, if none is being worked on."""
+        at_start = self._incoming is None and not self._last
+        if at_start and self._known is not None and (request := self._read_known(data)) is not None:
+            self._queue.append(request)
+            self._next()
+            self._steer_reading()
+            return
+        self._opening = data if at_start else b""
         self._overhead += len(data)
         while data and not self._last:
             try:
@@ -221,8 +232,30 @@ class ClientConnection(asyncio.Protocol):
             return
         request.body.finish()
         self._incoming = None
+        if self._served and self._opening and request.body.framing is Framing.SIZED and request.keep_alive:
+            request.known = self._known = known_request(self._opening, request)
+        self._opening = b""  # what follows in it is another request
         if not request.keep_alive:
             self._last = True
+
+    def _read_known(self, data: bytes) -> Request | None:
+        """The request that `data` is, where it differs from one before at most in its body; else None."""
+        known = self._known
+        split = None if known is None else known.split(data)
+        if known is None or split is None:
+            return None
+        digits, body = split
+        request = Request(self)
+        request.method = known.method
+        request.target = known.target
+        request.fields, request.first = known.fields(digits)
+        request.names = known.names
+        request.known = known
+        request.body = Body(self, Framing.SIZED, len(body))
+        if body:
+            request.body.feed(body)
+        request.body.finish()
+        return request
 
     # -- for those who work on a request
 
@@ -314,6 +347,7 @@ class ClientConnection(asyncio.Protocol):
                 self._refusal = None
             self.current = None
             self.reply = None
+            self._served = True
             self._next()
             self._steer_reading()
 

@@ -19,20 +19,19 @@ from epochgate.relay.flow import Answered, Flow, Outcome
 from epochgate.relay.forward import Forwarder
 from epochgate.relay.handshake import open_handshake
 from epochgate.relay.headers import (
-    Field,
+    Head,
     check_connection_options,
     connection_options,
-    end_to_end,
     is_event_stream,
     is_json,
     members_of,
     without,
 )
-from epochgate.relay.passage import BodyTap, Passage, Suspect
+from epochgate.relay.passage import BodyTap, Passage, StreamTap, Suspect
 from epochgate.relay.reply import error_body
 from epochgate.relay.request import Request
 from epochgate.relay.resumption import Resumption
-from epochgate.relay.upstream import Head, Receiver, UpstreamConnection
+from epochgate.relay.upstream import Receiver, UpstreamConnection
 
 
 class Exchange:
@@ -84,10 +83,9 @@ class Exchange:
             return
         if b"connection" in request.first:
             check_connection_options(connection_options(request.fields))
-        fields = end_to_end(request.fields, request.names)
         policy = self._policy = self.context.policies.match(request.target)
         if policy is None or policy.mode is Mode.BYPASS or not self._is_session_era():
-            await self.forwarder.send(fields, self.relay)
+            await self.forwarder.send(self.relay)
             return
         enforced = policy.mode is Mode.ENFORCE
         if enforced and (request.is_repeated(SESSION_ID) or request.is_repeated(LAST_EVENT_ID)):
@@ -96,7 +94,7 @@ class Exchange:
         session_id = self._session_id = request.get(SESSION_ID) or None
         if session_id is None:
             self.forwarder.copying = is_post
-            await self.forwarder.send(fields, self._choose_unnamed if is_post else self.relay)
+            await self.forwarder.send(self._choose_unnamed if is_post else self.relay)
             return
         now = time.time()
         cursor = request.get(LAST_EVENT_ID) if request.method == b"GET" else None
@@ -112,22 +110,21 @@ class Exchange:
             await self.forwarder.read_ahead()
             call = self.forwarder.call()
             if call is not None and call.initialize:
-                fields = without(fields, SESSION_ID)
-                await self.forwarder.send(fields, self._choose_unnamed)
+                await self.forwarder.send(self._choose_unnamed, without(request.end_to_end(), SESSION_ID))
                 return
         if session is not None:
             session.note_gap(now, policy.session_ttl)
         if enforced and session is not None and session.fence is not None:
             await Resumption(self, policy, session, cursor or b"").refuse_fenced()
         elif cursor:
-            await self._resume(policy, session, session_id, cursor, fields)
+            await self._resume(policy, session, session_id, cursor)
         elif session is None:
-            await self.forwarder.send(fields, self.relay)
+            await self.forwarder.send(self.relay)
         else:
             if enforced and request.method == b"GET":
                 self.make_room(policy, session)
             self.forwarder.copying = is_post
-            if await self.forwarder.send(fields, self.choose_known) is Outcome.REFUSED:
+            if await self.forwarder.send(self.choose_known) is Outcome.REFUSED:
                 await self.tell_loss(policy, session)
 
     def _is_session_era(self) -> bool:
@@ -138,11 +135,9 @@ class Exchange:
         versions = members_of(self.request.fields, PROTOCOL_VERSION)
         return not versions or any(is_session_era(version) for version in versions)
 
-    async def _resume(
-        self, policy: Policy, session: Session | None, session_id: bytes, cursor: bytes, fields: list[Field]
-    ) -> None:
+    async def _resume(self, policy: Policy, session: Session | None, session_id: bytes, cursor: bytes) -> None:
         if session is not None:
-            await Resumption(self, policy, session, cursor).run(fields)
+            await Resumption(self, policy, session, cursor).run()
             return
         verdict = unproven(Reason.UNKNOWN_SESSION)
         enforced = policy.mode is Mode.ENFORCE
@@ -152,7 +147,7 @@ class Exchange:
         if enforced and is_refused(verdict, policy):
             await self.answers.not_found(verdict.reason)
         else:
-            await self.forwarder.send(fields, self.relay)
+            await self.forwarder.send(self.relay)
 
     def make_room(self, policy: Policy, session: Session) -> None:
         """Servers allow one standalone stream: one that is held, or whose client is gone in half, gives way (H2)."""
@@ -210,6 +205,9 @@ class Exchange:
             credentials = self.credentials(policy)
             stream = session.open_stream(origin, call.owes, credentials)
             stream.owes_known = self.forwarder.is_read and call.readable
+            if head.whole and head.get(b"content-encoding") is None:
+                record = StreamTap(self.context, policy, session, stream, head)
+                return Passage(connection, head, self.forwarder.downstream, self.context, record)
             answer = Answered(connection, head)
             return Flow(
                 self.context, policy, session, stream, answer, self.forwarder.downstream, credentials=credentials

@@ -23,17 +23,18 @@ from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
 from epochgate.relay.client import ClientConnection
 from epochgate.relay.coding import Decoder, decoder_of
-from epochgate.relay.headers import Framing, values_of, without
+from epochgate.relay.headers import Framing, Head, values_of, without
 from epochgate.relay.heartbeat import COMMENT, Heartbeat
 from epochgate.relay.hold import Tail
 from epochgate.relay.reply import Reply
-from epochgate.relay.upstream import Head, UpstreamConnection
+from epochgate.relay.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
     from epochgate.relay.context import Context
 
 LIVE_DATA = 4 * 1024 * 1024  # bytes of one event that are read for tokens and answers; longer ones are only digested
 JUDGED_BLOCK = 32 * 1024 * 1024  # bytes of one block that can be held back until it is checked
+SHORT_BLOCK = 2048  # bytes; one look at a read of many short blocks is quicker than one at each
 MOST_WAITING = 1024 * 1024  # bytes of released blocks that wait for the head; then the upstream waits too (T6)
 CONTEST = 0.5  # s after a resume from the buffer in which another one is taken for a rival, not for the same client
 
@@ -338,19 +339,22 @@ class Flow:
     # -- blocks as they come
 
     def _take_live(self, data: bytes, now: float) -> None:
-        downstream = self.downstream
+        downstream, stream = self.downstream, self.stream
         if downstream is not None:
             downstream.reply.write(data)
-        changed = False
-        stream, see = self.stream, self._watch.see
-        for block in self._blocks_of(data):
+        changed = plain = False
+        blocks = self._blocks_of(data)
+        short = len(data) < len(blocks) * SHORT_BLOCK and len(blocks) > 1
+        is_plain = short and self._decoder is None and self._watch.is_plain(data)
+        for block in blocks:
             before = stream.first + len(stream.events)
             if self.judge is not None:
                 self._shadow(block, now)
-            elif see(block, now):
+            elif self._watch.see(block, now, plain=plain):
                 changed = True
             if self._holdable:
                 self._keep(block, before)
+            plain = is_plain  # the first block may have begun in an earlier read
         if not self._readable:
             self.session.mark_delivered()
             if self.judge is not None:
@@ -429,7 +433,7 @@ class Flow:
             data = plain
         blocks = self._framer.feed(data)
         if blocks:
-            self._ids = self._ids or self._framer.last_id is not None or self.stream.last_id is not None
+            self._ids = self._ids or self._framer.last_id is not None
             self.context.telemetry.events += len(blocks)
         return blocks
 

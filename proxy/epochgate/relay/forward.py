@@ -11,10 +11,11 @@ from epochgate.errors import UpstreamError
 from epochgate.guard.mcp import Call, method_of, read_call
 from epochgate.relay.context import Context
 from epochgate.relay.flow import LIVE_DATA, Downstream, Outcome
-from epochgate.relay.headers import LAST_CHUNK, VIA, Field, Framing, chunk, head, prefixed
+from epochgate.relay.headers import LAST_CHUNK, VIA, Field, Framing, Head, chunk, head, prefixed
+from epochgate.relay.known import form_of
 from epochgate.relay.reply import Reply
 from epochgate.relay.request import Request
-from epochgate.relay.upstream import Head, Receiver, UpstreamConnection
+from epochgate.relay.upstream import Receiver, UpstreamConnection
 
 HANDSHAKE_BODY = 1024 * 1024  # bytes of a POST that may be an `initialize` with a stale session id (L2)
 HANDSHAKE_TIME = 10.0  # s that they may take
@@ -109,8 +110,11 @@ class Forwarder:
         """What the POST asks for, None where its body was too large to be read."""
         return read_call(b"".join(self._sent)) if self._sent_size <= LIVE_DATA else None
 
-    async def send(self, fields: list[Field], choose: Choose) -> Outcome:
-        """Send the request, and wait until its answer is dealt with. Raises UpstreamError where there is none."""
+    async def send(self, choose: Choose, fields: list[Field] | None = None) -> Outcome:
+        """Send the request, and wait until its answer is dealt with. Raises UpstreamError where there is none.
+
+        `fields` are those that go on, where they are not just the request's own end-to-end ones.
+        """
         context, request = self._context, self._request
         connection = context.upstream.idle() or await context.upstream.connect()
         if self._client.lost:  # it would not be told
@@ -120,13 +124,9 @@ class Forwarder:
         opening = Opening(connection, self, choose)
         self._client.watcher = opening
         connection.begin(opening, request.method)
-        fields = self._addressed(fields)
         body = request.body
-        if body.framing is Framing.CHUNKED:
-            fields.append((b"Transfer-Encoding", b"chunked"))
-        start = b"%b %b HTTP/1.1" % (request.method, prefixed(request.target, context.prefix))
         ahead = b"".join(self._sent)
-        data = head(start, fields) + (self._framed(ahead) if ahead else b"")
+        data = self._head(fields) + (self._framed(ahead) if ahead else b"")
         if not body.complete or body.size:
             data += self._framed(self._take())
         if body.complete:
@@ -154,6 +154,21 @@ class Forwarder:
         self._client.watcher = None
         if not self.outcome.done():
             self.outcome.set_exception(error)
+
+    def _head(self, fields: list[Field] | None) -> bytes:
+        """The head of the request as it goes on."""
+        request = self._request
+        known = request.known if fields is None and self._span is None else None
+        if known is not None and known.outgoing is not None:
+            return known.outgoing.with_length(request.first[b"content-length"])
+        fields = self._addressed(request.end_to_end() if fields is None else fields)
+        if request.body.framing is Framing.CHUNKED:
+            fields.append((b"Transfer-Encoding", b"chunked"))
+        start = b"%b %b HTTP/1.1" % (request.method, prefixed(request.target, self._context.prefix))
+        data = head(start, fields)
+        if known is not None:
+            known.outgoing = form_of(data)
+        return data
 
     def _addressed(self, fields: list[Field]) -> list[Field]:
         """With the upstream's authority in `Host`, unless the client's is to be kept, and `Via`."""

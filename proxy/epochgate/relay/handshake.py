@@ -9,9 +9,8 @@ from epochgate.guard.policy import Policy
 from epochgate.guard.record import Session
 from epochgate.guard.verdict import Reason
 from epochgate.relay.context import Context
-from epochgate.relay.headers import is_event_stream, is_json
+from epochgate.relay.headers import Head, is_event_stream, is_json
 from epochgate.relay.passage import BodyTap, HandshakeTap, Tap
-from epochgate.relay.upstream import Head
 
 
 def open_handshake(

@@ -32,6 +32,41 @@ class Framing(Enum):
     CLOSE = "close"  # the end of the connection
 
 
+class Head:
+    """The head of an answer: end-to-end fields as they came, and how the body is framed."""
+
+    __slots__ = ("_lines", "fields", "first", "framing", "reason", "status", "whole")
+
+    def __init__(
+        self, status: int, reason: bytes, fields: list[Field], first: dict[bytes, bytes], framing: Framing
+    ) -> None:
+        self.status = status
+        self.reason = reason
+        self.fields = fields
+        self.first = first  # lower-case name -> first value
+        self.framing = framing
+        self.whole = False  # all of the answer came with it, in one read
+        self._lines = b""
+
+    def get(self, name: bytes) -> bytes | None:
+        """The first value of the field with this lower-case name, without the spaces around it."""
+        value = self.first.get(name)
+        return None if value is None else value.strip(b" \t")
+
+    @property
+    def lines(self) -> bytes:
+        """The status line and the fields, as they go to the client."""
+        if not self._lines:
+            self._lines = answer_lines(self.status, self.reason, self.fields)
+        return self._lines
+
+    def again(self, *, fields: list[Field], first: dict[bytes, bytes], lines: bytes) -> Head:
+        """The head of another answer, which has the same status, reason and framing."""
+        head = Head(self.status, self.reason, fields, first, self.framing)
+        head._lines = lines
+        return head
+
+
 _LOWER: dict[bytes, bytes] = {}
 _MOST_NAMES = 1024
 
@@ -85,6 +120,11 @@ def members_of(fields: Iterable[Field], name: bytes) -> list[bytes]:
 def head(start: bytes, fields: Iterable[Field]) -> bytes:
     """The bytes of a message head."""
     return b"%b\r\n%b\r\n" % (start, b"".join([b"%b: %b\r\n" % field for field in fields]))
+
+
+def answer_lines(status: int, reason: bytes, fields: Iterable[Field]) -> bytes:
+    """The status line of an answer, and these fields."""
+    return b"HTTP/1.1 %d %b\r\n%b" % (status, reason, b"".join([b"%b: %b\r\n" % field for field in fields]))
 
 
 def chunk(data: bytes) -> bytes:

@@ -10,14 +10,14 @@ from typing import Protocol
 from epochgate.errors import UpstreamError
 from epochgate.guard.mcp import Headers, RpcId, holds_initialize_result
 from epochgate.guard.policy import Policy
-from epochgate.guard.record import Origin, Session
+from epochgate.guard.record import Origin, Session, Stream
 from epochgate.guard.sse import Block, Framer
 from epochgate.guard.watch import Watch
 from epochgate.relay.coding import decoded, decoder_of
 from epochgate.relay.context import Context
 from epochgate.relay.flow import LIVE_DATA, Downstream, Outcome
-from epochgate.relay.headers import is_event_stream
-from epochgate.relay.upstream import Head, UpstreamConnection
+from epochgate.relay.headers import Head, is_event_stream
+from epochgate.relay.upstream import UpstreamConnection
 
 LOSS_BODY = {400: 64 * 1024, 404: 1024 * 1024}  # bytes that are read to see whether they tell of a lost session (N1)
 LOSS_TIME = 2.0  # s that it may take to come
@@ -79,10 +79,10 @@ class Passage(_Answer):
         self._tap = tap
         self._last = b""  # the end of what was written, where a drain has to know it
         self._ending = False
-        self._is_stream = is_event_stream(head.get(b"content-type"))
+        self._is_stream = not head.whole and is_event_stream(head.get(b"content-type"))
         if self._is_stream:
             context.streams.add(self)
-        downstream.reply.start(head.status, head.reason, head.fields, head.framing)
+        downstream.reply.pass_on(head)
 
     def received_data(self, data: bytes) -> None:
         """A piece of the body."""
@@ -189,7 +189,7 @@ class Suspect(_Answer):
     def _pass(self) -> None:
         self._timer.cancel()
         self._passing = True
-        self._downstream.reply.start(self._head.status, self._head.reason, self._head.fields, self._head.framing)
+        self._downstream.reply.pass_on(self._head)
         self._downstream.reply.write(bytes(self._body))
         self._body.clear()
 
@@ -215,6 +215,29 @@ class BodyTap:
         """See `Tap`."""
         if 0 < self._size <= LIVE_DATA:
             self._read(decoded(b"".join(self._pieces), self._coding))
+
+
+class StreamTap:
+    """Records a guarded stream that came in one read, with its end: nothing of it can be held (L3, R12)."""
+
+    def __init__(self, context: Context, policy: Policy, session: Session, stream: Stream, head: Head) -> None:
+        self._context = context
+        self._policy = policy
+        self._session = session
+        self._watch = Watch(policy, session, head.fields, stream)
+        if self._watch.head():
+            context.live_change(policy, session)
+
+    def data(self, data: bytes) -> None:
+        """See `Tap`."""
+        now = time.time()
+        blocks = Framer(keep_data=LIVE_DATA).feed(data)
+        self._context.telemetry.events += len(blocks)
+        if True in [self._watch.see(block, now) for block in blocks]:
+            self._context.live_change(self._policy, self._session)
+
+    def end(self) -> None:
+        """See `Tap`."""
 
 
 class HandshakeTap:

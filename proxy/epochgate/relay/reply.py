@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from epochgate.relay.headers import LAST_CHUNK, Field, Framing, chunk
+from epochgate.relay.headers import LAST_CHUNK, Field, Framing, Head, answer_lines, chunk
 from epochgate.relay.request import Request
 
 
@@ -51,6 +51,13 @@ class Reply:
 
     def start(self, status: int, reason: bytes, fields: list[Field], framing: Framing) -> None:
         """The head. `fields` are end-to-end, `framing` is how the body comes; it may have to change for the client."""
+        self._begin(status, answer_lines(status, reason, fields), framing)
+
+    def pass_on(self, head: Head) -> None:
+        """The head of the upstream's answer, as it came."""
+        self._begin(head.status, head.lines, head.framing)
+
+    def _begin(self, status: int, lines: bytes, framing: Framing) -> None:
         self.status = status
         self.started = True
         if framing is Framing.CLOSE and self._http11:
@@ -60,16 +67,12 @@ class Reply:
         if framing is Framing.CLOSE:
             self.keep_alive = False
         self._framing = framing
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
-        lines.extend(b"%b: %b\r\n" % field for field in fields)
-        if framing is Framing.CHUNKED:
-            lines.append(b"Transfer-Encoding: chunked\r\n")
+        more = b"Transfer-Encoding: chunked\r\n" if framing is Framing.CHUNKED else b""
         if not self.keep_alive:
-            lines.append(b"Connection: close\r\n")
+            more += b"Connection: close\r\n"
         elif not self._http11:
-            lines.append(b"Connection: keep-alive\r\n")
-        lines.append(b"\r\n")
-        self._pending = lines
+            more += b"Connection: keep-alive\r\n"
+        self._pending = [lines, more, b"\r\n"]
 
     def write(self, data: bytes) -> None:
         """A piece of the body; sent by `flush`."""

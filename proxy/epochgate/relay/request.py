@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from epochgate.relay.headers import Field, Framing
+from epochgate.relay.headers import Field, Framing, end_to_end
+from epochgate.relay.known import KnownRequest
 
 if TYPE_CHECKING:
     from epochgate.relay.client import ClientConnection
@@ -76,7 +77,9 @@ class Body:
 class Request:
     """A request as it came."""
 
-    __slots__ = ("body", "connection", "fields", "first", "http11", "keep_alive", "method", "names", "size", "target")
+    __slots__ = (
+        "body", "connection", "fields", "first", "http11", "keep_alive", "known", "method", "names", "size", "target",
+    )  # fmt: skip
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
@@ -88,12 +91,17 @@ class Request:
         self.names: list[bytes] = []  # lower-case names, repetitions included
         self.http11 = True
         self.keep_alive = True
+        self.known: KnownRequest | None = None  # its head came before
         self.body: Body
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of the field with this lower-case name, without the spaces around it."""
         value = self.first.get(name)
         return None if value is None else value.strip(b" \t")
+
+    def end_to_end(self) -> list[Field]:
+        """The fields that go on (T2)."""
+        return end_to_end(self.fields, self.names)
 
     def is_repeated(self, name: bytes) -> bool:
         """Whether the field with this lower-case name came more than once."""

@@ -15,8 +15,8 @@ from epochgate.guard.refusal import may_fence
 from epochgate.guard.verdict import Reason, Verdict, proven, unproven
 from epochgate.relay.flow import Answered, Flow, Outcome
 from epochgate.relay.forward import Choose
-from epochgate.relay.headers import Field, is_event_stream, without
-from epochgate.relay.upstream import Head, Receiver, UpstreamConnection
+from epochgate.relay.headers import Field, Head, is_event_stream, without
+from epochgate.relay.upstream import Receiver, UpstreamConnection
 
 if TYPE_CHECKING:
     from epochgate.relay.exchange import Exchange
@@ -46,9 +46,10 @@ class Resumption:
         else:
             await self._refuse(found[0], reason)
 
-    async def run(self, fields: list[Field]) -> None:
-        """Forward, judge and answer; `fields` is what the client sent."""
+    async def run(self) -> None:
+        """Forward, judge and answer."""
         session, exchange = self._session, self._exchange
+        fields = exchange.request.end_to_end()
         found = session.locate(self._cursor)
         if found is not None:
             await self._resume_known(Cursor(*found), fields)
@@ -59,7 +60,7 @@ class Resumption:
             if self._enforced:
                 exchange.make_room(self._policy, session)
                 fields = without(fields, LAST_EVENT_ID)
-            if await exchange.forwarder.send(fields, exchange.choose_known) is Outcome.REFUSED:
+            if await exchange.forwarder.send(exchange.choose_known, fields) is Outcome.REFUSED:
                 await exchange.tell_loss(self._policy, session)
         elif self._enforced and is_refused(verdict, self._policy):
             if may_fence(session, self._credentials, granted=False):
@@ -106,7 +107,7 @@ class Resumption:
             rewound = ask_from != self._cursor
             sent = _with_cursor(fields, ask_from) if rewound else fields
             try:
-                outcome = await exchange.forwarder.send(sent, self._judged(judge, rewound=rewound))
+                outcome = await exchange.forwarder.send(self._judged(judge, rewound=rewound), sent)
             except UpstreamError:
                 self._note_spent(judge.stream)
                 raise

@@ -24,31 +24,12 @@ from epochgate.errors import (
     UpstreamResetError,
     UpstreamTimeoutError,
 )
-from epochgate.relay.headers import MAX_HEAD, Field, Framing, end_to_end, lower_case, values_of
+from epochgate.relay.headers import MAX_HEAD, Field, Framing, Head, end_to_end, lower_case, values_of
+from epochgate.relay.known import KnownAnswers
 
 IDLE_SECONDS = 4.0  # an idle connection is not used again after that: servers close theirs after 5 s and more
 IDLE_CONNECTIONS = 256
 HAPPY_EYEBALLS_DELAY = 0.2  # s between the addresses of one name
-
-
-class Head:
-    """The head of an answer: end-to-end fields as they came, and how the body is framed."""
-
-    __slots__ = ("_first", "fields", "framing", "reason", "status")
-
-    def __init__(
-        self, status: int, reason: bytes, fields: list[Field], first: dict[bytes, bytes], framing: Framing
-    ) -> None:
-        self.status = status
-        self.reason = reason
-        self.fields = fields
-        self._first = first
-        self.framing = framing
-
-    def get(self, name: bytes) -> bytes | None:
-        """The first value of the field with this lower-case name."""
-        value = self._first.get(name)
-        return None if value is None else value.strip(b" \t")
 
 
 class Receiver(Protocol):
@@ -90,6 +71,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._body: list[bytes] = []  # read and not handed over yet
         self._in_head = False
         self._head: Head | None = None
+        self._told = False  # the receiver has heard the head
+        self._opening = b""  # the read that is being parsed, where an answer begins with it
         self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
         self._interim = False
         self._keep = False
@@ -110,6 +93,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._receiver = receiver
         self._method = method
         self._head = None
+        self._told = False
         self._in_head = False
         self._interim = False
         self._request_sent = False
@@ -171,6 +155,16 @@ class UpstreamConnection(asyncio.Protocol):
             self._close()  # bytes that nobody asked for
             return
         self._heard_at = self._loop.time()
+        self._opening = b""
+        if self._head is None and not self._in_head and self._method != b"HEAD":
+            known = self._upstream.known.split(data)
+            if known is not None:
+                self._head, body = known
+                self._body.append(body)
+                self._keep = True
+                self._finish()
+                return
+            self._opening = data
         self._overhead += len(data)
         try:
             self._parser.feed_data(data)
@@ -190,8 +184,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._overhead > MAX_HEAD and self._receiver is not None:
             self._fail(UpstreamFramingError("The head of the upstream's answer is too large"))
             return
-        if self._receiver is not None:
-            self._hand_over_body(self._receiver)
+        self._hand_over()
         if self._receiver is not None:
             self._receiver.received_all()
 
@@ -261,6 +254,7 @@ class UpstreamConnection(asyncio.Protocol):
             raise UpstreamFramingError("The head of the upstream's answer is too large")
         fields = end_to_end(self._fields, self._names)
         if status < 200:
+            self._opening = b""
             self._interim = True
             if status < 100:
                 raise UpstreamFramingError("The status of the upstream's answer is none of HTTP")
@@ -273,7 +267,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep = framing is not Framing.CLOSE and self._parser.should_keep_alive()
         first = dict(zip(reversed(self._names), (value for _, value in reversed(self._fields)), strict=True))
         self._head = Head(status, self._status, fields, first, framing)
-        self._receiver.received_head(self._head)
         if self._method == b"HEAD" and framing is Framing.NONE:
             self._finish()  # the parser waits for a body that does not come
             self._parser = httptools.HttpResponseParser(self)
@@ -291,6 +284,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._interim:
             self._interim = False
         elif self._receiver is not None and self._head is not None:
+            if self._opening and self._keep:
+                self._upstream.known.keep(self._opening, self._head, len(self._fields))
             self._finish()
 
     # -- inside
@@ -306,12 +301,12 @@ class UpstreamConnection(asyncio.Protocol):
         return Framing.SIZED if b"content-length" in self._names else Framing.CLOSE
 
     def _finish(self) -> None:
-        receiver = self._receiver
-        assert receiver is not None
-        self._hand_over_body(receiver)
-        if self._receiver is None:
+        assert self._head is not None
+        self._head.whole = not self._told
+        self._hand_over()
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
             return  # it gave the answer up
-        self._receiver = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -322,18 +317,19 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._close()
 
-    def _hand_over_body(self, receiver: Receiver) -> None:
-        """What this read has brought of the body, in one piece: borders of chunks may move (T1)."""
-        if self._body:
+    def _hand_over(self) -> None:
+        """What this read has brought: the head, and the body in one piece: borders of chunks may move (T1)."""
+        if not self._told and self._head is not None and self._receiver is not None:
+            self._told = True
+            self._receiver.received_head(self._head)
+        if self._body and self._receiver is not None:
             data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
             self._body.clear()
-            receiver.received_data(data)
+            self._receiver.received_data(data)
 
     def _fail(self, error: UpstreamError) -> None:
-        receiver = self._receiver
-        if receiver is not None:
-            self._hand_over_body(receiver)
-            receiver, self._receiver = self._receiver, None
+        self._hand_over()
+        receiver, self._receiver = self._receiver, None
         self._close()
         if receiver is not None:
             receiver.received_error(error)
@@ -387,6 +383,7 @@ class Upstream:
         self.outage_at = float("-inf")  # when it last refused or reset a new connection: a boundary signal
         self.connections: set[UpstreamConnection] = set()
         self.tls = tls  # of connections to come
+        self.known = KnownAnswers()
         self._path = path
         self._is_address = _is_address(host)
         self._idle: list[UpstreamConnection] = []
