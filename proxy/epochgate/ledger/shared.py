@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -17,7 +17,7 @@ from epochgate.ledger.base import Resume
 from epochgate.ledger.kept import READ_WITHIN, RESUME_WITHIN, RETRY_AFTER, KeptLedger, mirror_of
 from epochgate.ledger.memory import Records
 from epochgate.ledger.mirror import Mirror
-from epochgate.ledger.state import KEYS
+from epochgate.ledger.state import KEYS, NEVER
 from epochgate.ledger.valkey import ValkeyStore
 
 ASK_WITHIN = 0.5  # s that a resume waits for what another process still has to write
@@ -63,16 +63,16 @@ class SharedLedger(KeptLedger):
     # -- what the relay asks for
 
     def get(self, session_id: bytes, now: float) -> Session | None:
-        """See `Ledger`. What may have been fenced elsewhere while nobody told is not at hand."""
+        """See `Ledger`. What may have been fenced or granted anew elsewhere while nobody told is not at hand."""
         session = super().get(session_id, now)
-        if session is not None and session.fence is None and self.works and not self._is_fresh(session):
+        if session is not None and self.works and not self._is_fresh(session):
             return None
         return session
 
     async def find(self, session_id: bytes, now: float, resume: Resume | None = None) -> Session | None:
         """See `Ledger`."""
         session = self.records.get(session_id, now)
-        if session is not None and (session.fence is not None or (resume is None and self._is_fresh(session))):
+        if session is not None and resume is None and self._is_fresh(session):
             return session
         await self.read(session_id, within=READ_WITHIN if resume is None else RESUME_WITHIN)
         session = self.records.get(session_id, now)
@@ -82,6 +82,15 @@ class SharedLedger(KeptLedger):
                 await self._ask(session, others, resume)
                 session = self.records.get(session_id, now)
         return session
+
+    def spread(self, session: Session) -> Awaitable[None] | None:
+        """See `Ledger`."""
+        return self._spread(mirror_of(session)) if self.works else None
+
+    async def _spread(self, mirror: Mirror) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READ_WITHIN):
+                await self.written(mirror)
 
     def _is_fresh(self, session: Session) -> bool:
         return mirror_of(session).read_at >= self._hearing_since
@@ -121,6 +130,7 @@ class SharedLedger(KeptLedger):
     def _changed(self, tag: str) -> None:
         mirror = self._mirrors.get(tag)
         if mirror is not None:
+            mirror.read_at = NEVER  # who asks for it meanwhile waits for what is read
             self._work(self._reread(mirror.session))
 
     async def _reread(self, session: Session) -> None:

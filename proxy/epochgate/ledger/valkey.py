@@ -90,7 +90,8 @@ class ValkeyStore:
     async def read(self, session_id: bytes, life: str, head_rev: int, revs: dict[int, int]) -> Kept | None:  # noqa: ARG002
         """See `Store`."""
         known = [item for pair in revs.items() for item in pair]
-        (answer,) = await self._execute([("EVALSHA", self._shas["read"], 1, self._name(session_id), life, *known)])
+        step: Command = ("EVALSHA", self._shas["read"], 1, self._name(session_id), self.who, life, *known)
+        (answer,) = await self._execute([step])
         if isinstance(answer, RedisError):
             if _NO_SESSION in str(answer):
                 raise ValueError("there is something else under its key")
