@@ -162,6 +162,22 @@ class Admin(Section):
     )
 
 
+class StoreTls(Section):
+    """TLS to a shared store, where its URL begins with valkeys or rediss."""
+
+    ca: FileName = Field(
+        default=None,
+        description="PEM file with the authorities that may sign the store's certificate. null: the system's.",
+    )
+    cert: FileName = Field(default=None, description="PEM file with a client certificate and its chain.")
+    key: FileName = Field(default=None, description="PEM file with the private key of `store.tls.cert`.")
+
+    @model_validator(mode="after")
+    def _check_pair(self) -> Self:
+        _check_pair("store.tls", self.cert, self.key)
+        return self
+
+
 class Store(Section):
     """Where records live."""
 
@@ -173,6 +189,17 @@ class Store(Section):
         default="epochgate",
         description="What the keys in a shared store begin with. Proxies of other servers need another one.",
     )
+    tls: StoreTls = Field(default_factory=StoreTls)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.url.scheme not in ("valkeys", "rediss") and self.tls != StoreTls():
+            raise PydanticCustomError(
+                "relation",
+                "is for a store.url that begins with valkeys:// or rediss://; change the URL, or remove store.tls",
+                {"key": ("store", "tls")},
+            )
+        return self
 
 
 class Drain(Section):

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -38,14 +38,15 @@ _NO_SESSION = "WRONGTYPE"
 
 
 class ValkeyStore:
-    """See `Store`. `lifetime`: of the record that lives longest, in s."""
+    """See `Store`. `lifetime`: of the record that lives longest, in s. `tls`: the files of `store.tls`."""
 
-    def __init__(self, url: str, *, prefix: str, lifetime: float) -> None:
+    def __init__(self, url: str, *, prefix: str, lifetime: float, tls: Mapping[str, str | None] | None = None) -> None:
         self.who = secrets.token_hex(8)  # names this process among those that share the store
         self.in_cluster = False
         self._prefix = prefix
         self._lifetime = lifetime
         self._url = url.replace("valkey", "redis", 1)
+        self._tls = _tls(tls or {}) if self._url.startswith("rediss:") else {}
         self._digest = hashlib.blake2b(digest_size=16)
         self._key = b""
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -63,11 +64,11 @@ class ValkeyStore:
         """See `Store`."""
         await self._disconnect()
         async with _store_errors():
-            self._single = Redis.from_url(self._url, **_patience())
+            self._single = Redis.from_url(self._url, **_patience(), **self._tls)
             info = await self._single.info("cluster")
             self.in_cluster = bool(info.get("cluster_enabled"))
             if self.in_cluster:
-                self._client = RedisCluster.from_url(self._url, **_patience())
+                self._client = RedisCluster.from_url(self._url, **_patience(), **self._tls)
                 await self._client.initialize()
             else:
                 self._client = self._single
@@ -135,7 +136,7 @@ class ValkeyStore:
         """
         everyone, me = f"{self._prefix}:changed", f"{self._prefix}:to:{self.who}"
         async with _store_errors():
-            patience = {**_patience(), "socket_timeout": None, "health_check_interval": 5}
+            patience = {**_patience(), **self._tls, "socket_timeout": None, "health_check_interval": 5}
             client = Redis.from_url(self._url, **patience)
             pubsub: PubSub = client.pubsub()
             try:
@@ -258,6 +259,17 @@ def _patience() -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_WITHIN,
         "socket_timeout": ANSWER_WITHIN,
         "retry": Retry(NoBackoff(), 0),
+    }
+
+
+def _tls(files: Mapping[str, str | None]) -> dict[str, Any]:
+    """The server's certificate and name are checked, whatever the client library takes for its default."""
+    return {
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": True,
+        "ssl_ca_certs": files.get("ca"),
+        "ssl_certfile": files.get("cert"),
+        "ssl_keyfile": files.get("key"),
     }
 
 

@@ -31,7 +31,7 @@ from epochgate.relay.listener import listen, listen_together
 from epochgate.relay.logs import set_up_logs
 from epochgate.relay.request import Request
 from epochgate.relay.telemetry import Telemetry, log
-from epochgate.relay.tls import client_context, load_pair, server_context
+from epochgate.relay.tls import check_store, client_context, load_pair, server_context
 from epochgate.relay.upstream import Upstream
 from epochgate.settings import Settings, pending_keys
 from epochgate.values import Address
@@ -233,8 +233,12 @@ def build_ledger(settings: Settings) -> Ledger:
     from epochgate.ledger.shared import SharedLedger  # noqa: PLC0415  # its client library takes time to load
     from epochgate.ledger.valkey import ValkeyStore  # noqa: PLC0415
 
+    check_store(settings.store.tls)
     lifetime = max(limits.session_idle, limits.fence)
-    return SharedLedger(records, ValkeyStore(store.text, prefix=settings.store.prefix, lifetime=lifetime))
+    return SharedLedger(
+        records,
+        ValkeyStore(store.text, prefix=settings.store.prefix, lifetime=lifetime, tls=settings.store.tls.model_dump()),
+    )
 
 
 def connect_ledger(ledger: Ledger, context: Context) -> None:

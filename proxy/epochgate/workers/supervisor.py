@@ -15,7 +15,7 @@ from epochgate.relay.logs import set_up_logs
 from epochgate.relay.reload import Reload
 from epochgate.relay.server import Stop, announce, find_tracing
 from epochgate.relay.telemetry import Decided, log
-from epochgate.relay.tls import client_context, server_context
+from epochgate.relay.tls import check_store, client_context, server_context
 from epochgate.settings import Settings
 from epochgate.workers.channel import Begin, Drain, pack
 from epochgate.workers.process import Crew, WorkerProcess
@@ -41,6 +41,7 @@ def check(settings: Settings) -> None:
     server_context(settings.tls)
     if settings.upstream.url.scheme == "https":
         client_context(settings.upstream.tls)
+    check_store(settings.store.tls)
     find_tracing(settings)
 
 
