@@ -233,6 +233,23 @@ async def test_a_killed_replica_is_waited_for_once(common):
     assert all(stream.torn for stream in await third.find(b"session", time.time(), NOBODY))
 
 
+async def test_a_process_that_lives_is_waited_for_beside_one_that_was_killed(common):
+    """Who cannot be reached is nobody else's fault: the others write what they have, and nothing of it is torn."""
+    one, two, three = [await common.ledger() for _ in range(3)]
+    for name in (b"first", b"second"):
+        story(one, name)
+    await one.flush()
+    sessions = [await three.find(name, time.time()) for name in (b"first", b"second")]
+    await common.kill(one)
+    assert await two.find(b"first", time.time(), Resume(b"4", WHO))  # in vain; from now on it counts as gone
+    stream = sessions[1].open_stream(Origin.CALL, (9,), WHO)
+    say(sessions[1], stream, 1, 2, prefix=b"three-")
+    found = await two.find(b"second", time.time(), Resume(b"three-2", WHO))
+    assert ids(found.locate(b"three-2")[0]) == [b"three-1", b"three-2"]
+    assert three._store.who in found.watcher.writers
+    assert two._silent.keys() == {one._store.who}
+
+
 async def test_a_resume_elsewhere_is_told(common):
     """R4: who holds the stream for the same caller lets go of it."""
     one, two = await common.ledger(), await common.ledger()

@@ -145,6 +145,7 @@ class SharedLedger(KeptLedger):
             if isinstance(message, Asked):
                 self._work(self._answer(message))
             else:
+                self._silent.pop(message.by, None)
                 self._questions.get(message.number, set()).discard(message.by)
                 self._work(self._notify())
 
@@ -175,12 +176,14 @@ class SharedLedger(KeptLedger):
         question = _encode(
             Asked(self._shared.tag(session.id), self._shared.who, number, resume.cursor, resume.credentials)
         )
+        silent: set[str] = set()
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_WITHIN):
-                    await asyncio.gather(*(self._reach(other, question) for other in others))
+                    reached = await asyncio.gather(*(self._reach(other, question) for other in others))
+                    silent.update(other for other, heard in zip(others, reached, strict=True) if not heard)
                     async with self._answered:
-                        await self._answered.wait_for(lambda: not waiting)
+                        await self._answered.wait_for(lambda: waiting <= silent)
             gone = frozenset(waiting)
             self._silent.update((other, asyncio.get_running_loop().time() + SILENT_FOR) for other in gone)
             await self.read(session.id, anew=True, within=RESUME_WITHIN)
@@ -194,9 +197,16 @@ class SharedLedger(KeptLedger):
         finally:
             del self._questions[number]
 
-    async def _reach(self, other: str, question: bytes) -> None:
-        """Put a question to a process; again while it does not listen, which may be about to change."""
-        while not await self._shared.publish(other, question) and not self._shared.in_cluster:
+    async def _reach(self, other: str, question: bytes) -> bool:
+        """Put a question to a process; again while it does not listen, which may be about to change.
+
+        False for one that was waited for in vain a short time ago: nobody waits again. A cluster does not tell who
+        listens; there it is asked all the same.
+        """
+        while not await self._shared.publish(other, question) or self._shared.in_cluster:
             if self._silent.get(other, 0.0) > asyncio.get_running_loop().time():
-                raise TimeoutError
+                return False
+            if self._shared.in_cluster:
+                return True
             await asyncio.sleep(REACH_AGAIN)
+        return True
