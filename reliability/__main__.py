@@ -15,7 +15,12 @@ from dataclasses import asdict
 from reliability.page import render
 from reliability.part import Figure, Options, Part
 
-PARTS: tuple[str, ...] = ()  # modules of this package with a PART, in the order of the page
+PARTS: tuple[str, ...] = (  # modules of this package with a PART, in the order of the page
+    "fuzzing",
+    "transparency",
+    "smuggling",
+    "faults",
+)
 
 
 def parse() -> argparse.Namespace:

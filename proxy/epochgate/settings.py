@@ -224,6 +224,22 @@ class Limits(Section):
     )
     fence: PositiveDuration = Field(default=24 * 3600.0, description="How long a refused session stays refused.")
     held_streams: Count = Field(default=1024, description="Streams that are held for absent clients at the same time.")
+    connections: Count = Field(
+        default=16384,
+        description="Connections of clients at the same time; fewer where descriptors run short. Beyond it the one "
+        "that has been without a complete request for the longest time is closed, and a new one if all are at work.",
+    )
+    connection_idle: PositiveDuration = Field(
+        default=75.0, description="How long a client's connection may wait for its next request."
+    )
+    head_time: PositiveDuration = Field(
+        default=30.0, description="How long the head of a request, or a TLS handshake, may take."
+    )
+    body_time: PositiveDuration = Field(
+        default=60.0,
+        description="How long the body of a request may stall, or fall behind 500 bytes a second, before it is "
+        "answered 408.",
+    )
 
 
 class Log(Section):

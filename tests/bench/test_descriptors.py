@@ -9,13 +9,14 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
 from bench.wire import INITIALIZED, SESSION, chunk, json_answer, session_fields, stream_head
 from epochgate.relay.client import ClientConnection
 from epochgate.relay.context import Context
-from epochgate.relay.exchange import Exchange
+from epochgate.relay.exchange import work_on
 from epochgate.relay.server import build_context, build_ledger
 from epochgate.settings import Settings
 
@@ -51,15 +52,14 @@ async def proxy() -> AsyncIterator[tuple[Context, int]]:
     policy = {"resume": {"hold": {"time": "1s"}}}
     settings = Settings.model_validate({"upstream": {"url": url}, "policies": [policy], "log": {"level": "warning"}})
     context = build_context(settings, build_ledger(settings))
-    connections: set[ClientConnection] = set()
     server = await loop.create_server(
-        lambda: ClientConnection(lambda request: Exchange(context, request).run(), connections), "127.0.0.1", 0
+        lambda: ClientConnection(partial(work_on, context), context.clients), "127.0.0.1", 0
     )
     try:
         yield context, server.sockets[0].getsockname()[1]
     finally:
         context.upstream.close()
-        for connection in list(connections):
+        for connection in list(context.clients):
             connection.abort()
         server.close()
         upstream.close()

@@ -13,11 +13,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import epochgate
 from epochgate.relay.client import ClientConnection
-from epochgate.relay.exchange import Exchange
+from epochgate.relay.exchange import work_on
 from epochgate.relay.logs import set_up_logs
 from epochgate.relay.server import build_context, build_ledger
 from epochgate.relay.upstream import UpstreamConnection
@@ -83,7 +84,7 @@ class Wire:
         self.context = build_context(settings, build_ledger(settings))
         self.context.upstream.connect = self._connect
         self.upstreams: list[tuple[UpstreamConnection, CountingTransport]] = []
-        self.client = ClientConnection(lambda request: Exchange(self.context, request).run(), set())
+        self.client = ClientConnection(partial(work_on, self.context), self.context.clients)
         self.to_client = CountingTransport()
         self.client.connection_made(self.to_client)
 

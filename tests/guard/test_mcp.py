@@ -66,9 +66,15 @@ def test_only_the_era_of_sessions_is_guarded(version: bytes | None, guarded: boo
         (b"[1]", Call()),
         (b'[{"id":1,"method":"a"},null]', Call(owes=(1,))),
         (b'"initialize"', Call()),
+        (b'{"id":0,"method":"\\u0069nitialize"}', Call(initialize=True, owes=(0,))),
+        (b'{"id":0,"\\u006dethod":"initialize"}', Call(initialize=True, owes=(0,))),
+        (b'{"id":0,"method":"\\u0069nitialized"}', Call(owes=(0,))),
+        (b'{"id":0,"method":"ping","method":"initialize"}', Call(initialize=True, owes=(0,))),
         # as a lenient server would read it
         (b'{"id":5,"method":"a","params":{"text":"\\ud83d"}}', Call(owes=(5,))),
         (b'{"id":5.0,"method":"initialize","params":NaN}', Call(initialize=True, owes=(5,))),
+        (b'{"\\u0069d":5,"method":"initializ\\u0065"}', Call(initialize=True, owes=(5,))),
+        (b'{"id":5,"method":"initialize\\n"}', Call(owes=(5,))),
         (b'[{"id":"a","result":NaN},{"id":"b","method":"x\t"},{"method":"n"}]', Call(owes=("b",))),
         # what it asks for is not known, or not all of it
         (b"", Call(readable=False)),
@@ -239,6 +245,7 @@ def test_the_header_counts_where_a_message_has_no_token() -> None:
         (b'{"id":5.0,"result":{}}', (5,)),
         (b'{"id":5,"result":{"text":"\\ud83d"}}', (5,)),
         (b'[{"id":5,"error":NaN},{"id":"7","result":{}},{"id":8,"method":"x","result":1},null]', (5, "7")),
+        (b'{"\\u0069d":5,"re\\u0073ult":{}}', (5,)),
         (b'{"id":[],"result":{}}', ()),
         (batch(result(1), note(2), result("b")), (1, "b")),
         (b'{"id":7,"method":"ping"}', ()),

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from epochgate.errors import StoreError
 from epochgate.guard.record import Origin
 from epochgate.ledger import kept
 from epochgate.ledger.base import Resume
@@ -362,6 +363,50 @@ async def test_a_full_server(common, quick):
     assert ledger.problem is None
     other = await common.ledger()
     assert facts(await other.find(b"session", time.time(), Resume(b"5", WHO))) == facts(session)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("the handler is closed"), AttributeError("'NoneType' object has no attribute 'write'")]
+)
+async def test_a_client_library_that_fails_in_odd_ways(common, quick, monkeypatch, caplog, error):
+    """A connection that breaks at the wrong moment: the store has failed, nobody's request has."""
+    one, two = await common.ledger(), await common.ledger()
+    session = story(one)
+    await one.flush()
+
+    async def fail(*args: object, **options: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("redis.asyncio.client.Pipeline.execute", fail)
+        assert await two.find(b"session", time.time()) is None
+        assert two.problem is not None
+        assert type(error).__name__ in two.problem
+    await until(lambda: two.problem is None)
+    assert facts(await two.find(b"session", time.time())) == facts(session)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_late_failure_on_a_former_connection_says_nothing_of_the_store(common, quick, monkeypatch):
+    """It was opened anew since: nothing is taken to be away, and nobody has to wait for another try."""
+    ledger = await common.ledger()
+    late = asyncio.Event()
+
+    async def fail_late(*known: object) -> None:
+        await late.wait()
+        raise StoreError("the former connection broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger._store, "read", fail_late)
+        reading = asyncio.create_task(ledger.read(b"session", within=5.0))
+        await until(lambda: ledger._reads)
+    ledger._failed(StoreError("it breaks"))
+    await until(lambda: ledger.problem is None)
+    failures = ledger.failures
+    late.set()
+    await reading
+    assert (ledger.problem, ledger.failures, ledger.works) == (None, failures, True)
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])

@@ -40,7 +40,7 @@ class Real:
 REAL = (
     Real("python1", "Python SDK {version}", "python1", STEADY | {"label": "a"}),
     Real("python2", "Python SDK {version}", "python2", STEADY | {"label": "a"}),
-    Real("fastmcp", "FastMCP {version}", "fastmcp4", STEADY),
+    Real("fastmcp", "FastMCP {version}", "fastmcp4", STEADY | {"label": "a"}),
     Real("typescript1", "TypeScript SDK {version}", "typescript1", STEADY | {"label": "a"}),
     Real(
         "everything", "server-everything {version}", "everything", {"duration": 3, "steps": 6},
@@ -52,6 +52,10 @@ REAL = (
     ),
     Real(
         "python1-polling", "Python SDK {version}, closing its streams", "python1",
+        STEADY | {"label": "a", "close_at": 8}, flags=("--retry-ms", "500"),
+    ),
+    Real(
+        "fastmcp-polling", "FastMCP {version}, closing its streams", "fastmcp4",
         STEADY | {"label": "a", "close_at": 8}, flags=("--retry-ms", "500"),
     ),
 )  # fmt: skip

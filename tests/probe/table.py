@@ -73,10 +73,17 @@ How to read the recommendation:
 | `event_ids: increasing` | one counter numbers all sessions: gaps mean nothing |
 
 A server that silently creates a lost session anew, on top of its old buffer, cannot be told from a healthy one by a replay.
-So `overlap` is recommended only where the buffer ends with the session. The last row of the first table is a server that
-closes streams on purpose and whose buffer outlives them: its report says so, leaves `overlap` out, and leaves it to you.
-Without it such a server's long calls are started over at each close; with it they pass, and a splice of this kind passes too.
-Only an epoch token gives both.
+So `overlap` is recommended only where the buffer ends with the session. The last two rows of the first table are servers
+that close streams on purpose. Without `overlap` their long calls are started over at each close.
+
+- The buffer of the Python SDK's example outlives its sessions: the report says so, leaves `overlap` out, and leaves it to
+  you. With it these calls pass, and a splice of this kind passes too.
+- FastMCP writes the same messages with other bytes in a replay (members in another order). epochgate compares bytes, so
+  `overlap` would refuse every such resume as a contradiction (`replay_mismatch`): the report advises against it. Let tools
+  keep their streams open.
+
+Only an epoch token gives both. Tests drive healthy traffic and injected faults through each of these servers under the
+policy that the report recommends.
 """  # noqa: E501
 
 

@@ -209,16 +209,32 @@ async def test_the_policy_follows_what_was_found() -> None:
     assert policy(report)["resume"]["accept"] == ["connection", "epoch"]
     assert "no overlap" in report.as_text()
     assert "a lost session does not show" in report.as_text()
+    assert "or add overlap to accept, if you are sure" in str(report.recommendation)
     knobs = Knobs(closes=True, scoped=False, outlives=True, replay="lossy", reconnect="lossy")
     async with ScriptedServer(knobs).running() as server:
         report = await probe(server, STREAMING)
     assert policy(report)["resume"]["accept"] == ["connection", "epoch"]
     assert report.recommendation is not None
     assert "its buffer may outlive the session and its replay is not what was sent" in report.recommendation.reasons[1]
+    assert "To add overlap to accept would not help" in report.recommendation.reasons[1]
     async with ScriptedServer(Knobs(ids="none")).running() as server:
         report = await probe(server, STREAMING)
     assert policy(report)["mode"] == "observe"
     assert "there is nothing to guard" in report.as_text()
+
+
+async def test_a_rewritten_replay_is_told_with_what_follows_from_it() -> None:
+    """R7: such a replay is `replay_mismatch` where it covers delivered events, so `overlap` is not even advised."""
+    async with ScriptedServer(Knobs(closes=True, replay="rewritten")).running() as server:
+        report = await probe(server, STREAMING)
+    assert policy(report)["resume"]["accept"] == ["connection", "epoch"]
+    assert report.recommendation is not None
+    assert "its replay is not what was sent" in report.recommendation.reasons[1]
+    assert "To add overlap to accept would not help" in report.recommendation.reasons[1]
+    async with ScriptedServer(Knobs(epoch="meta", replay="rewritten")).running() as server:
+        report = await probe(server, STREAMING)
+    assert report.recommendation is not None
+    assert report.recommendation.reasons[-1].startswith("hold.time: keep it longer than clients need")
 
 
 async def test_it_keeps_its_bound_of_time() -> None:

@@ -61,6 +61,18 @@ async def test_t2_hop_by_hop_fields_are_dropped_from_answers(relay):
     assert [name for name, _ in answer.fields] == [b"X-A", b"X-B", b"Content-Length"]
 
 
+@pytest.mark.parametrize("name", [b"Content-Length", b"CONTENT-LENGTH ,,"])
+async def test_t2_connection_cannot_take_the_length_of_an_answer_away(relay, name):
+    """Without it the client would read the next answer as a part of this one."""
+    client, server, _ = await relay.asked(get() + get(b"/next"))
+    await server.send(ok(b"one", b"Connection: x-bar, " + name, b"X-Bar: 1"))
+    answer = await client.message()
+    assert (answer.body, answer.fields) == (b"one", [(b"Content-Length", b"3")])
+    assert (await server.request()).target == b"/next"
+    await server.send(ok(b"two"))
+    assert (await client.message()).body == b"two"
+
+
 @pytest.mark.parametrize(
     "name", [b"Mcp-Session-Id", b"mcp-protocol-version", b"LAST-EVENT-ID", b"Authorization", b"content-length"]
 )

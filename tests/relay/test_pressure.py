@@ -55,9 +55,11 @@ async def test_t6_bytes_come_as_they_are_written(relay, guarded):
 
 def inside(relay: Relay) -> int:
     """Bytes that wait inside the proxy, for clients and for the upstream."""
-    connections = [*relay.connections, *relay.context.upstream.connections]
+    connections = [*relay.context.clients, *relay.context.upstream.connections]
     waiting = sum(connection._transport.get_write_buffer_size() for connection in connections)
-    bodies = (connection._incoming.body.size for connection in relay.connections if connection._incoming is not None)
+    bodies = (
+        connection._incoming.body.size for connection in relay.context.clients if connection._incoming is not None
+    )
     return waiting + sum(bodies)
 
 
@@ -198,7 +200,7 @@ async def test_t6_a_client_that_vanishes_while_it_is_not_read_is_noticed(relay):
     assert relay.context.upstream.connections
     client.reset()
     began = time.perf_counter()
-    while relay.connections or relay.context.upstream.connections:
+    while relay.context.clients or relay.context.upstream.connections:
         assert time.perf_counter() - began < NOTICE
         await asyncio.sleep(0.01)
 
@@ -264,10 +266,16 @@ async def test_t6_a_client_that_half_closes_gets_all_its_answers(relay):
     assert await relay.unasked()
 
 
+def limit(relay, **limits: float) -> None:
+    """Other limits for connections to come and the timers to come."""
+    clients = relay.context.clients
+    clients.limits = clients.limits.model_copy(update=limits)
+
+
 async def test_t6_a_slow_client_is_not_cut(relay, monkeypatch):
     """Not while it sends its request, and not while it reads the last of an answer that ends its connection."""
-    for limit, seconds in (("KEEP_ALIVE", 0.2), ("HEAD_TIMEOUT", 0.5), ("LINGER", 0.2)):
-        monkeypatch.setattr(f"epochgate.relay.client.{limit}", seconds)
+    limit(relay, connection_idle=0.2, head_time=0.5, body_time=0.5)
+    monkeypatch.setattr("epochgate.relay.client.LINGER", 0.2)
     client = await relay.connect()
     for piece in (b"POST / HT", b"TP/1.1\r\nContent-", b"Length: 6\r\nConnection: close\r\n\r\n", b"ab", b"cd", b"ef"):
         await client.send(piece)
@@ -285,10 +293,9 @@ async def test_t6_a_slow_client_is_not_cut(relay, monkeypatch):
     await sending
 
 
-async def test_t6_a_silent_client_is_let_go(relay, monkeypatch):
+async def test_t6_a_silent_client_is_let_go(relay):
     """One that never asks, or does not finish its head, holds a connection for a limited time."""
-    monkeypatch.setattr("epochgate.relay.client.KEEP_ALIVE", 0.1)
-    monkeypatch.setattr("epochgate.relay.client.HEAD_TIMEOUT", 0.1)
+    limit(relay, connection_idle=0.1, head_time=0.1)
     for data in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n"):
         client = await relay.connect()
         if data:
@@ -296,16 +303,17 @@ async def test_t6_a_silent_client_is_let_go(relay, monkeypatch):
         assert await client.gone(1.0)
 
 
-async def test_t6_a_head_byte_by_byte_gains_no_time(relay, monkeypatch):
-    """The time for a head is for the whole of it."""
-    monkeypatch.setattr("epochgate.relay.client.HEAD_TIMEOUT", 0.3)
+@pytest.mark.parametrize(("start", "byte"), [(b"GET / HTTP/1.1\r\nX: ", b"y"), (b"\r\n", b"\r\n")])
+async def test_t6_a_head_byte_by_byte_gains_no_time(relay, start, byte):
+    """The time for a head is for the whole of it; empty lines before it count as waiting."""
+    limit(relay, connection_idle=0.3, head_time=0.3)
     client = await relay.connect()
-    await client.send(b"GET / HTTP/1.1\r\nX: ")
+    await client.send(start)
     with pytest.raises(ConnectionError):
         async with asyncio.timeout(3):
             while True:
                 await asyncio.sleep(0.02)
-                await client.send(b"y")
+                await client.send(byte)
 
 
 async def test_f1_the_body_of_a_refused_request_is_not_waited_for_for_ever(relay, monkeypatch):

@@ -12,10 +12,11 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from epochgate.relay.client import ClientConnection
-from epochgate.relay.exchange import Exchange
+from epochgate.relay.exchange import work_on
 from epochgate.relay.server import build_context, build_ledger
 from epochgate.settings import Settings
 
@@ -178,7 +179,6 @@ class Relay:
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
         self.faults: list[dict[str, Any]] = []
-        self.connections: set[ClientConnection] = set()
         self.peers: list[Peer] = []
         self.address: tuple[str, int]
         self.context: Any
@@ -253,10 +253,8 @@ async def running(**changes: Any) -> AsyncIterator[Relay]:
         await ledger.start()
         relay.context = build_context(settings, ledger)
 
-        async def handle(request: Any) -> None:
-            await Exchange(relay.context, request).run()
-
-        server = await loop.create_server(lambda: ClientConnection(handle, relay.connections), "127.0.0.1", 0)
+        handle = partial(work_on, relay.context)
+        server = await loop.create_server(lambda: ClientConnection(handle, relay.context.clients), "127.0.0.1", 0)
         relay.address = server.sockets[0].getsockname()
         try:
             yield relay
@@ -279,10 +277,10 @@ async def _end(relay: Relay) -> None:
     relay.context.holds.close_all()
     try:
         async with asyncio.timeout(PATIENCE):
-            while relay.connections or upstream.connections or len(asyncio.all_tasks()) > 1:
+            while relay.context.clients or upstream.connections or len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0.002)
     finally:
-        for connection in list(relay.connections):
+        for connection in list(relay.context.clients):
             connection.abort()  # a test that fails here must not leave its event loop with open connections
         upstream.close()
         await settle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import pytest
 
@@ -382,6 +383,27 @@ async def test_r3_l4_the_handshake_was_a_stream_with_ids(proxy, cursor):
         assert await client.rest() == (b"" if cursor == "i1" else event("i1", opened))
         assert client.status == 200
         assert story.verdicts() == (["stale_cursor"] if cursor == "i1" else ["stale_cursor", "epoch"])
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize("method", [b"initialize", b"initializ\\u0065"], ids=["plain", "escaped"])
+async def test_l1_the_same_id_granted_again_is_a_new_epoch(proxy, method, split):
+    """However the request came, and however its method is written: the answer is no change of a live session (R12)."""
+    async with proxy() as relay:
+        await began(relay, epoch=1)
+        body = b'{"jsonrpc":"2.0","id":7,"method":"%b","params":{}}' % method
+        head, at = post(body, SESSION)[: -len(body)], body.index(b"init") + 4
+        asking = await relay.connect()
+        await asking.send(*((head, body[:at], body[at:]) if split else (head + body,)))
+        server = await relay.accept()
+        await server.request()
+        granted = compact(
+            {"jsonrpc": "2.0", "id": 7, "result": {"protocolVersion": "x", "_meta": {"session_epoch": 2}}}
+        )
+        await server.send(reply(200, granted, JSON, SESSION))
+        assert (await asking.message()).status == 200
+        session = relay.context.ledger.get(b"S1", time.time())
+        assert (session.token, session.fence) == ("2", None)
 
 
 async def test_r3_spaces_around_a_cursor_are_no_part_of_it(proxy):

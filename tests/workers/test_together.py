@@ -20,6 +20,7 @@ def snapshot(**changes) -> Snapshot:
         "sessions_opened": {"mcp": 1},
         "pending_told": {},
         "events": 7,
+        "clients_closed": {"refused": 1},
         "history": {60: {"epoch": 2}},
         "outage_at": None,
         "held_streams": 1,

@@ -164,6 +164,28 @@ FAMILIES = (
     ),
     Family(
         False,
+        "epochgate_client_connections",
+        "Connections of clients, the idle ones included.",
+        (),
+        _one(lambda s: s.snapshot.clients),
+    ),
+    Family(
+        True,
+        "epochgate_client_connections_closed",
+        "Connections of clients that were closed to keep to `limits`; `why` is `gave_way` (to another one, while it "
+        "waited), `refused` (all were at work), `slow_head` or `slow_body`.",
+        ("why",),
+        lambda s: (((why,), count) for why, count in s.snapshot.clients_closed.items()),
+    ),
+    Family(
+        False,
+        "epochgate_tasks",
+        "Tasks of the event loop: one for each request that is being worked on, and a few that are always there.",
+        (),
+        _one(lambda s: s.snapshot.tasks),
+    ),
+    Family(
+        False,
         "epochgate_policy_info",
         "1 for each policy in force, with its mode.",
         ("policy", "mode"),

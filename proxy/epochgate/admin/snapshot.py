@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,11 +44,14 @@ class Snapshot(msgspec.Struct, kw_only=True):
     sessions_opened: dict[str, int]
     pending_told: dict[str, int]
     events: int
+    clients_closed: dict[str, int]
     history: dict[int, dict[str, int]]
     outage_at: float | None
     draining: bool = False
     problem: str | None = None  # of the store
     connections: int = 0  # to the upstream
+    clients: int = 0  # connections of them
+    tasks: int = 0
     open_streams: int = 0
     held_streams: int = 0
     sessions: int = 0
@@ -67,11 +71,14 @@ def take(context: Context) -> Snapshot:
         sessions_opened=dict(telemetry.sessions_opened),
         pending_told=dict(telemetry.pending_told),
         events=telemetry.events,
+        clients_closed=dict(context.clients.closed),
         history={at: dict(counts) for at, counts in telemetry.history},
         outage_at=outage_at if outage_at > 0 else None,
         draining=context.draining,
         problem=context.ledger.problem,
         connections=len(context.upstream.connections),
+        clients=len(context.clients),
+        tasks=len(asyncio.all_tasks()),
         open_streams=telemetry.open_streams,
         held_streams=len(context.holds),
     )
@@ -86,9 +93,8 @@ def count_sessions(context: Context, snapshot: Snapshot) -> None:
 
 def past(snapshot: Snapshot) -> Snapshot:
     """What is left of a process that has ended: what it had counted."""
-    return msgspec.structs.replace(
-        snapshot, draining=False, problem=None, connections=0, open_streams=0, held_streams=0, sessions=0, fenced=0
-    )
+    gauges = ("connections", "clients", "tasks", "open_streams", "held_streams", "sessions", "fenced")
+    return msgspec.structs.replace(snapshot, draining=False, problem=None, **dict.fromkeys(gauges, 0))
 
 
 def total(snapshots: Sequence[Snapshot], started_at: float) -> Snapshot:
@@ -105,11 +111,14 @@ def total(snapshots: Sequence[Snapshot], started_at: float) -> Snapshot:
         sessions_opened=_sum(snapshot.sessions_opened for snapshot in snapshots),
         pending_told=_sum(snapshot.pending_told for snapshot in snapshots),
         events=sum(snapshot.events for snapshot in snapshots),
+        clients_closed=_sum(snapshot.clients_closed for snapshot in snapshots),
         history=_join([snapshot.history for snapshot in snapshots]),
         outage_at=max((at for snapshot in snapshots if (at := snapshot.outage_at) is not None), default=None),
         draining=any(snapshot.draining for snapshot in snapshots),
         problem=next((snapshot.problem for snapshot in snapshots if snapshot.problem is not None), None),
         connections=sum(snapshot.connections for snapshot in snapshots),
+        clients=sum(snapshot.clients for snapshot in snapshots),
+        tasks=sum(snapshot.tasks for snapshot in snapshots),
         open_streams=sum(snapshot.open_streams for snapshot in snapshots),
         held_streams=sum(snapshot.held_streams for snapshot in snapshots),
         sessions=sum(snapshot.sessions for snapshot in snapshots),

@@ -55,6 +55,8 @@ class Learner(msgspec.Struct, gc=False):
     carried: bool = False
     """Some number ending in 9 was followed by the next decimal one."""
     number: int = 0
+    first: bytes = b""
+    """The first id, until there is a second: most streams have one only, which tells nothing."""
     expected: bytes = b""
     """The id that follows `number`, where all ids so far counted on without leading zeros; else empty."""
 
@@ -67,14 +69,23 @@ class Learner(msgspec.Struct, gc=False):
             return
         if repeated:
             self.held = Order.UNCHECKED
+        if self.count == 1:
+            self.first = event_id
+            return
+        if self.first:
+            first, self.first = self.first, b""
+            self._learn(first, is_first=True)
+        self._learn(event_id, is_first=False)
+
+    def _learn(self, event_id: bytes, *, is_first: bool) -> None:
         self.expected = b""
         if self.held <= Order.OPAQUE:
             return
         prefix, digits = _split(event_id)
-        if not digits or (self.count > 1 and prefix != self.prefix):
+        if not digits or (not is_first and prefix != self.prefix):
             self.held = Order.OPAQUE
             return
-        if self.count > 1:
+        if not is_first:
             step = int(digits) - self.number
             if step < 1:
                 self.held = Order.OPAQUE

@@ -29,9 +29,9 @@ SESSION_ERA = frozenset({b"2025-03-26", b"2025-06-18", b"2025-11-25"})
 
 
 class _Message(msgspec.Struct, gc=False):
-    """The members of a JSON-RPC message that matter here, undecoded; an absent one is empty."""
+    """The members of a JSON-RPC message that matter here, but for the id undecoded; an absent one is empty."""
 
-    id: msgspec.Raw = msgspec.Raw()
+    id: RpcId | None = None
     method: msgspec.Raw = msgspec.Raw()
     params: msgspec.Raw = msgspec.Raw()
     result: msgspec.Raw = msgspec.Raw()
@@ -78,7 +78,6 @@ _PLAIN_TOKEN = re.compile(r"[!#-\[\]-~]+")  # written in one way only
 _messages = msgspec.json.Decoder(_Message | list[_Message])
 _meta = msgspec.json.Decoder(_Meta)
 _meta_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_identifier = msgspec.json.Decoder(int | float | str | None)
 _token = msgspec.json.Decoder(int | str | None)
 _STRANGE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)  # for a lenient reader, perhaps
 _INFINITY = float("inf")
@@ -121,11 +120,9 @@ def read_call(body: bytes) -> Call:
     try:
         for message in _split(body):
             if message.method:
-                if bytes(message.method) == b'"initialize"':
-                    initialize = True
-                identifier = _rpc_id(message.id)
-                if identifier is not None:
-                    owes.append(identifier)
+                initialize = initialize or _is_initialize(bytes(message.method))
+                if message.id is not None:
+                    owes.append(message.id)
     except _STRANGE:
         return _bounded(_read_call_leniently(body))
     call = Call(initialize, tuple(owes))
@@ -163,10 +160,8 @@ def read_messages(data: bytes | None, tokens: Tokens) -> Messages:
         for message in _split(data):
             if tokens.keys:
                 found.append(_token_of(message, tokens.keys) or tokens.default)
-            if (message.result or message.error) and not message.method:
-                identifier = _rpc_id(message.id)
-                if identifier is not None:
-                    answers.append(identifier)
+            if message.id is not None and (message.result or message.error) and not message.method:
+                answers.append(message.id)
     except _STRANGE:
         return _read_leniently(data, tokens)
     return Messages(tuple(found) or (tokens.default,), tuple(answers))
@@ -244,11 +239,9 @@ def _split(data: bytes) -> Sequence[_Message]:
     return decoded if isinstance(decoded, list) else (decoded,)
 
 
-def _rpc_id(raw: msgspec.Raw) -> RpcId | None:
-    if not raw:
-        return None
-    identifier: RpcId | None = _identifier.decode(raw)
-    return identifier
+def _is_initialize(method: bytes) -> bool:
+    """Whether a method is this one, be it written with escapes."""
+    return method == b'"initialize"' or (b"\\" in method and bool(msgspec.json.decode(method) == "initialize"))
 
 
 def _token_of(message: _Message, keys: Sequence[str]) -> str | None:

@@ -22,6 +22,7 @@ import xxhash
 # Measured for 100 B, 1 KB, 16 KB (us): xxh3_128 0.13, 0.09, 0.7; sha256 0.31, 0.79, 8.4; blake2b 0.29, 1.1, 15. Nobody
 # gains by a collision (docs/adr/0004-digests.md).
 _hash = xxhash.xxh3_128
+_digest = xxhash.xxh3_128_digest
 
 _MARK = b"\xef\xbb\xbf"
 _LF, _CR, _SPACE = b"\n\r "
@@ -197,15 +198,21 @@ class Framer:
         head = _HEAD(data)
         if head is None:
             return None
-        begin = head.end()
+        begin, size = head.end(), len(data)
         end = data.find(b"\n", begin)
-        if not 2 <= len(data) - end <= 3 or data[end:] not in _ENDS or data.find(b"\r", begin, end - 1) >= 0:
+        if not 2 <= size - end <= 3 or data[end:] not in _ENDS or data.find(b"\r", begin, end - 1) >= 0:
             return None
-        if data[end - 1] == _CR and end > begin:
+        if end > begin and data[end - 1] == _CR:
             end -= 1
         self._mark = len(_MARK)
         id_field, name = head.groups()
-        return self._block(data if 0 < len(data) <= self.keep_raw else None, id_field, name, data[begin:end], None)
+        raw = data if size <= self.keep_raw else None
+        if not begin < end <= begin + self.keep_data:
+            return self._block(raw, id_field, name, data[begin:end], None)
+        if id_field is not None:
+            self._id = id_field or None
+        text = data[begin:end]
+        return Block(raw, self._id, id_field is not None, text, _digest(text), _MESSAGE, name or None)
 
     def _read_mark(self, data: bytes) -> int:
         """Step over a byte order mark at the start of the stream; returns where its text begins in `data`."""
@@ -304,7 +311,7 @@ class Framer:
         if own_id:
             self._id = id_field or None
         if data:
-            digest = xxhash.xxh3_128_digest(data)
+            digest = _digest(data)
             if len(data) > self.keep_data:
                 data = None
         elif hashed is not None:

@@ -27,7 +27,7 @@ GIVE_UP_AFTER = 1.5  # s without an answer, and the store is taken to be away
 OPEN_WITHIN = 5.0  # s that the start waits for the store, too
 WRITE_WITHIN = 10.0  # s
 FLUSH_WITHIN = 5.0  # s that the end waits for the store
-RETRY_AFTER = (0.1, 0.25, 0.5, 1.0, 2.0)  # s, the last one again and again
+RETRY_AFTER = (0.1, 0.25, 0.5)  # s, the last one again and again
 END_WITHIN = 1.0  # s that the end waits for work on the store that was called off
 TIDY_EVERY = 60.0  # s
 
@@ -50,6 +50,7 @@ class KeptLedger:
         self.records = records
         self._store = store
         self._opened = False
+        self._opening = 0  # counts the times that the store was opened
         self._queue: dict[Mirror, None] = {}
         self._removed: dict[bytes, None] = {}
         self._removing: frozenset[bytes] = frozenset()  # is being removed
@@ -279,13 +280,14 @@ class KeptLedger:
             mirror = mirror_of(session)
             life, known = mirror.life, mirror.known()
         began = asyncio.get_running_loop().time()
+        opening = self._opening
         try:
             async with asyncio.timeout(GIVE_UP_AFTER):
                 kept = await self._store.read(session_id, life, *known)
             if self.records.get(session_id, now) is session and not self._is_removed(session_id):
                 self.take(session_id, session, kept, known, now)
         except Trouble as error:
-            self._failed(error)
+            self._failed(error, opening)
         except (ValueError, TypeError) as error:  # those of msgspec are, too
             self._unreadable(session_id, session, error)
         else:
@@ -330,13 +332,19 @@ class KeptLedger:
         async with asyncio.timeout(OPEN_WITHIN):
             key = await self._store.open(self.key)
         self._opened = True
+        self._opening += 1
         if key != self.key:
             self.key = key
             if self.on_key is not None:
                 self.on_key(key)
 
-    def _failed(self, error: Exception) -> None:
-        """Until it was opened anew the store is not asked for anything, so that nobody waits for it."""
+    def _failed(self, error: Exception, opening: int | None = None) -> None:
+        """Until it was opened anew the store is not asked for anything, so that nobody waits for it.
+
+        `opening`: what failed belongs to it. If the store was opened anew since, it says nothing of the store now.
+        """
+        if opening is not None and opening != self._opening:
+            return
         self._opened = False
         self.failures += 1
         message = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__

@@ -116,11 +116,12 @@ class SharedLedger(KeptLedger):
         failed = 0
         while True:
             if self.works:
+                opening = self._opening
                 try:
                     await self._shared.listen(self._begin_hearing, self._changed, self._told)
                 except Exception as error:  # noqa: BLE001  # whatever it is, others are to be heard again afterwards
                     self._hearing_since = float("inf")
-                    self._failed(error)
+                    self._failed(error, opening)
                     failed += 1
             await asyncio.sleep(RETRY_AFTER[min(failed, 1)])
 
@@ -172,6 +173,7 @@ class SharedLedger(KeptLedger):
     async def _ask(self, session: Session, others: frozenset[str], resume: Resume) -> None:
         """Have the others write what they have of a session, and read it. Who was killed cannot: then it is torn."""
         number = secrets.randbits(62)
+        opening = self._opening
         waiting = self._questions[number] = set(others)
         question = _encode(
             Asked(self._shared.tag(session.id), self._shared.who, number, resume.cursor, resume.credentials)
@@ -193,7 +195,7 @@ class SharedLedger(KeptLedger):
                 if current is not None and isinstance(current.watcher, Mirror):
                     current.watcher.leave(frozenset({other}), torn=not ended)
         except StoreError as error:
-            self._failed(error)
+            self._failed(error, opening)
         finally:
             del self._questions[number]
 

@@ -306,12 +306,20 @@ def _kept(fields: dict[bytes, bytes]) -> Kept:
 
 @contextlib.asynccontextmanager
 async def _store_errors() -> AsyncIterator[None]:
-    """Whatever the client library raises becomes a StoreError."""
+    """Whatever the client library raises becomes a StoreError, and that is much.
+
+    Besides its own errors and those of sockets a connection that breaks at the wrong moment gives the RuntimeError of
+    the event loop, or an AttributeError of the library.
+    """
     try:
         yield
-    except (RedisError, OSError, TimeoutError) as error:
+    except StoreError:
+        raise
+    except Exception as error:  # noqa: BLE001
         raise _as_store_error(error) from None
 
 
 def _as_store_error(error: Exception) -> StoreError:
+    if not isinstance(error, RedisError | OSError):
+        return StoreError(f"its client library failed ({type(error).__name__}); look whether it runs and is reachable")
     return StoreError(f"{str(error) or type(error).__name__}; look whether it runs, is reachable and takes writes")

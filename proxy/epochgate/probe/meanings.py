@@ -165,8 +165,8 @@ MEANINGS: dict[tuple[Check, str], Meaning] = {
         Level.NOTE,
         "The replay has the missed messages, but written with other bytes (such as another order of members) than "
         "at first.",
-        "epochgate compares bytes, so it takes such a replay for a contradiction (`replay_mismatch`): do not rely "
-        "on `overlap`.",
+        "epochgate compares bytes, so it takes such a replay of events that it has seen for a contradiction "
+        "(`replay_mismatch`). Held connections pass; `overlap` would refuse every resume.",
     ),
     (Check.REPLAY, "silent"): Meaning(
         Level.RISK,

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from epochgate.probe.findings import Check, Facts, Finding
 
+_FAITHFUL = ("faithful", "inclusive")  # replays that repeat what was sent, byte for byte
+
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
@@ -42,23 +44,40 @@ def recommend(url: str, findings: Sequence[Finding], facts: Facts) -> Recommenda
         doubts = _doubts(outcomes)
         if not doubts:
             accept.append("overlap")
-            reasons.append(
-                "overlap: the server closes streams on purpose, replays faithfully, and drops buffers with sessions. "
-                "It does not see a server that is killed and started again in between and repeats the same events: set "
-                "epoch.instance_header if a response header names the instance"
-            )
-        else:
-            reasons.append(
-                f"no overlap, although the server closes streams on purpose, because {' and '.join(doubts)}. Calls "
-                "whose stream is closed are started over, so that long ones may never end. Let the server send an "
-                "epoch token; or add overlap to accept, if you are sure that it never creates a lost session anew "
-                "under its old id"
-            )
+        reasons.append(_about_overlap(doubts, outcomes.get(Check.REPLAY)))
+    elif sources and outcomes.get(Check.REPLAY) == "rewritten":
+        reasons.append(
+            "hold.time: keep it longer than clients need to come back. The epoch token proves a resume on any "
+            "connection, but a client that lost events which were sent to it gets them from a held connection only: "
+            "the server's replay writes them with other bytes, which is refused (replay_mismatch)"
+        )
     if outcomes.get(Check.EVENT_IDS) == "shared counter":
         resume["event_ids"] = "increasing"
         reasons.append("increasing: one counter serves all sessions")
     policy["resume"] = resume
     return Recommendation(_configuration(url, policy), tuple(reasons))
+
+
+def _about_overlap(doubts: Sequence[str], replay: str | None) -> str:
+    """Why `overlap` is in the policy of a server that closes streams, or is not, and what would help then."""
+    if not doubts:
+        return (
+            "overlap: the server closes streams on purpose, replays faithfully, and drops buffers with sessions. "
+            "It does not see a server that is killed and started again in between and repeats the same events: set "
+            "epoch.instance_header if a response header names the instance"
+        )
+    found = (
+        f"no overlap, although the server closes streams on purpose, because {' and '.join(doubts)}. Calls whose "
+        "stream is closed are started over, so that long ones may never end. Let the server send an epoch token; or "
+    )
+    if replay in _FAITHFUL:
+        return found + (
+            "add overlap to accept, if you are sure that it never creates a lost session anew under its old id"
+        )
+    return found + (
+        "let it keep the streams of long calls open. To add overlap to accept would not help: such a replay "
+        "contradicts what was sent, and is refused"
+    )
 
 
 def _doubts(outcomes: dict[Check, str]) -> list[str]:
@@ -68,7 +87,7 @@ def _doubts(outcomes: dict[Check, str]) -> list[str]:
         doubts.append("a lost session does not show")
     if outcomes.get(Check.AFTER_DELETE) != "refused":
         doubts.append("its buffer may outlive the session")
-    if outcomes.get(Check.REPLAY) not in ("faithful", "inclusive"):
+    if outcomes.get(Check.REPLAY) not in _FAITHFUL:
         doubts.append("its replay is not what was sent")
     return doubts
 

@@ -19,14 +19,13 @@ from typing import Protocol, cast
 import httptools
 
 from epochgate.errors import BadRequestError
+from epochgate.relay.clients import BODY_RATE, Clients
 from epochgate.relay.headers import MAX_HEAD, Framing, lower_case
-from epochgate.relay.known import KnownRequest, known_request
+from epochgate.relay.known import KnownRequests, with_length
 from epochgate.relay.reply import Reply, error_reply
 from epochgate.relay.request import Body, Request
 
 QUEUED_REQUESTS = 8  # sent ahead; more wait in the kernel
-KEEP_ALIVE = 75.0  # s that an idle connection may stay
-HEAD_TIMEOUT = 30.0  # s for the rest of a head
 FLUSH_TIMEOUT = 30.0  # s for a peer to take the last bytes of a reply that breaks off
 LINGER = 5.0  # s for a peer to close after the last reply; what it still sends meanwhile is dropped
 PEER_CHECK = 0.2  # s between looks at a peer from which nothing is read
@@ -48,15 +47,16 @@ class Watcher(Protocol):
         """It does again."""
 
 
-Handler = Callable[[Request], Coroutine[None, None, None]]
+# Works on a request: what it returns goes on in a task; None: it goes on by itself, and calls `work_done`.
+Handler = Callable[[Request], Coroutine[None, None, None] | None]
 
 
 class ClientConnection(asyncio.Protocol):
     """One connection of a client. `handler` works on one request at a time and must finish or break off the reply."""
 
-    def __init__(self, handler: Handler, connections: set[ClientConnection]) -> None:
+    def __init__(self, handler: Handler, clients: Clients) -> None:
         self._handler = handler
-        self._connections = connections
+        self._clients = clients
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
@@ -66,7 +66,7 @@ class ClientConnection(asyncio.Protocol):
         self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
         self._opening = b""  # the read that is being parsed, where a request begins with it
         self._served = False  # one request at least: a connection for one stream keeps nothing for the next
-        self._known: KnownRequest | None = None
+        self._known = KnownRequests()
         self._upgrade: Request | None = None  # it asks for another protocol; a new parser reads on
         self._queue: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -91,13 +91,15 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._connections.add(self)
-        self._set_timer(KEEP_ALIVE)
+        if self._clients.admit(self):
+            self._set_timer(self._clients.limits.connection_idle)
+        else:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse; then begin with the next request, if none is being worked on."""
         at_start = self._incoming is None and not self._last
-        if at_start and self._known is not None and (request := self._read_known(data)) is not None:
+        if at_start and self._served and (request := self._read_known(data)) is not None:
             self._queue.append(request)
             self._next()
             self._steer_reading()
@@ -142,10 +144,11 @@ class ClientConnection(asyncio.Protocol):
         self.lost = True
         if self._until_lost is not None:
             self._until_lost.set_result(None)
-        self._connections.discard(self)
+        self._clients.remove(self)
         if self._timer is not None:
             self._timer.cancel()
         self._queue.clear()
+        self._known = KnownRequests()
         if self._incoming is not None and not self._in_head:
             self._incoming.body.break_off(ConnectionResetError("the client has gone"))
         self._incoming = None
@@ -224,6 +227,9 @@ class ClientConnection(asyncio.Protocol):
         assert self._incoming is not None
         self._overhead = 0
         self._incoming.body.feed(data)
+        if self._deadline < math.inf and self._incoming is self.current:
+            latest = self._loop.time() + self._clients.limits.body_time
+            self._deadline = min(latest, self._deadline + len(data) / BODY_RATE)
 
     def on_message_complete(self) -> None:
         """The request is complete, unless the parser ends at its head because it asks for another protocol."""
@@ -233,23 +239,26 @@ class ClientConnection(asyncio.Protocol):
         request.body.finish()
         self._incoming = None
         if self._served and self._opening and request.body.framing is Framing.SIZED and request.keep_alive:
-            request.known = self._known = known_request(self._opening, request)
+            self._known.keep(self._opening, request)
         self._opening = b""  # what follows in it is another request
+        if request is self.current:
+            self._set_timer(None)
         if not request.keep_alive:
             self._last = True
 
     def _read_known(self, data: bytes) -> Request | None:
         """The request that `data` is, where it differs from one before at most in its body; else None."""
-        known = self._known
-        split = None if known is None else known.split(data)
-        if known is None or split is None:
+        split = self._known.split(data)
+        if split is None:
             return None
-        digits, body = split
+        known, digits, body = split
+        before = known.request
         request = Request(self)
-        request.method = known.method
-        request.target = known.target
-        request.fields, request.first = known.fields(digits)
-        request.names = known.names
+        request.method = before.method
+        request.target = before.target
+        request.names = before.names
+        request.fields = with_length(before.fields, known.at, digits)
+        request.first = before.first | {b"content-length": digits}
         request.known = known
         request.body = Body(self, Framing.SIZED, len(body))
         if body:
@@ -313,43 +322,63 @@ class ClientConnection(asyncio.Protocol):
         if self.current is not None or self.lost:
             return
         if self._queue:
-            self._set_timer(None)
             request = self._queue.popleft()
+            self._set_timer(None if request.body.complete else self._clients.limits.body_time)
+            self._clients.begin(self)
             self.current = request
             self.reply = Reply(self, request)
-            self._task = self._loop.create_task(self._work(request))
+            try:
+                work = self._handler(request)
+            except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the connection breaks off
+                self._loop.call_exception_handler({"message": "a request could not be handled", "exception": error})
+                self.work_done()
+            else:
+                if work is not None:
+                    self.go_on(work)
         elif self._refusal is not None:
             self._tell_refusal(self._refusal)
         elif self._last:
             self._close()
         elif not self._in_head:
-            self._set_timer(KEEP_ALIVE)
+            if self._deadline == math.inf:  # empty lines before a request gain no time
+                self._set_timer(self._clients.limits.connection_idle)
         elif not self._head_timed:  # it does not begin again with each byte
             self._head_timed = True
-            self._set_timer(HEAD_TIMEOUT)
+            self._set_timer(self._clients.limits.head_time)
 
-    async def _work(self, request: Request) -> None:
-        reply = self.reply
-        assert reply is not None
+    def go_on(self, work: Coroutine[None, None, None]) -> None:
+        """Go on with the work on the current request in a task of its own."""
+        self._task = self._loop.create_task(self._finish(work))
+
+    async def _finish(self, work: Coroutine[None, None, None]) -> None:
         try:
-            await self._handler(request)
+            await work
         except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the reply breaks off
             self._loop.call_exception_handler({"message": "a request could not be handled", "exception": error})
         finally:
-            watcher, self.watcher = self.watcher, None
-            if watcher is not None:  # given up in the middle
-                watcher.client_gone()
-            if not reply.finished:
-                self.abort()
-            elif not request.body.complete or not reply.keep_alive:
-                self._last = True  # what is left of the request is not read
-                self._queue.clear()
-                self._refusal = None
-            self.current = None
-            self.reply = None
-            self._served = True
-            self._next()
-            self._steer_reading()
+            self.work_done()
+
+    def work_done(self) -> None:
+        """The work on the current request has ended; whatever it left open is broken off."""
+        request, reply = self.current, self.reply
+        assert request is not None
+        assert reply is not None
+        watcher, self.watcher = self.watcher, None
+        if watcher is not None:  # given up in the middle
+            watcher.client_gone()
+        if not reply.finished:
+            self.abort()
+        elif not request.body.complete or not reply.keep_alive:
+            self._last = True  # what is left of the request is not read
+            self._queue.clear()
+            self._refusal = None
+        self.current = None
+        self.reply = None
+        self._served = True
+        self._set_timer(None)
+        self._clients.finish(self)
+        self._next()
+        self._steer_reading()
 
     def _body_of(self, request: Request) -> Body:
         """The body that the head announces. Raises BadRequestError where two servers could read it differently."""
@@ -378,6 +407,8 @@ class ClientConnection(asyncio.Protocol):
             self._watch_peer()
         else:
             self._transport.resume_reading()
+            if incoming is not None and incoming is self.current:
+                self._set_timer(self._clients.limits.body_time)
 
     def _pass_over_upgrade(self) -> None:
         """A request that asks for another protocol is served as HTTP/1.1: a new parser reads its body and goes on."""
@@ -446,12 +477,25 @@ class ClientConnection(asyncio.Protocol):
             self._time_out()
 
     def _time_out(self) -> None:
-        if self.current is not None or self._transport is None:
+        if self._transport is None:
             return
-        if self._lingering and self._transport.get_write_buffer_size():
+        if self.current is not None:
+            self._time_out_body()
+        elif self._lingering and self._transport.get_write_buffer_size():
             self._set_timer(LINGER)  # it is still reading
         else:
+            self._clients.closed["slow_head"] += self._in_head
             self._transport.close()
+
+    def _time_out_body(self) -> None:
+        """The body of the request that is being worked on has stalled."""
+        if self._incoming is not self.current or self.reply is None:
+            return
+        if self.reply.started or not self._reading:  # nobody waits for the rest, or it is the upstream that stalls
+            self._set_timer(self._clients.limits.body_time)
+            return
+        self._clients.closed["slow_body"] += 1
+        self._refuse(BadRequestError("The body of the request did not come in time", status=408))
 
     def _watch_peer(self) -> None:
         """Nothing is read: only the kernel can tell then that the peer is no more."""

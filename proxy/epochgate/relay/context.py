@@ -14,6 +14,7 @@ from epochgate.guard.policy import LiveChange, Mode, Policy, normalize_path
 from epochgate.guard.record import Session
 from epochgate.guard.verdict import Reason
 from epochgate.ledger.base import Ledger
+from epochgate.relay.clients import Clients
 from epochgate.relay.hold import Holds
 from epochgate.relay.telemetry import Telemetry
 from epochgate.relay.upstream import Upstream
@@ -57,6 +58,7 @@ class Context:
 
     policies: Policies
     upstream: Upstream
+    clients: Clients
     ledger: Ledger
     fingerprints: Fingerprints
     telemetry: Telemetry

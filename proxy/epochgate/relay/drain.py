@@ -6,21 +6,20 @@ import asyncio
 import math
 import random
 
-from epochgate.relay.client import ClientConnection
+from epochgate.relay.clients import Clients
 from epochgate.relay.context import Context
 from epochgate.relay.telemetry import log
 
 _SPREAD = 0.8  # of the window: the rest is for streams that are in the middle of an event
 
 
-async def drain(
-    context: Context, server: asyncio.Server, connections: set[ClientConnection], *, grace: float, window: float
-) -> None:
+async def drain(context: Context, server: asyncio.Server, *, grace: float, window: float) -> None:
     """Serve for `grace` seconds more, then end the streams over `window` seconds, so that their clients spread too.
 
     In the window a new request is answered 503 with `Retry-After`. Idle connections stay until the end for that: a
     request can be on its way already.
     """
+    connections = context.clients
     log.info("drain.began", connections=len(connections), streams=len(context.streams), grace=grace, window=window)
     await asyncio.sleep(grace)  # even if nobody is here: whoever sends clients here must first learn of it
     context.retry_after = math.ceil(window) + 1
@@ -39,7 +38,7 @@ async def drain(
     log.info("drain.done", aborted=aborted)
 
 
-async def _until_idle(connections: set[ClientConnection], seconds: float) -> None:
+async def _until_idle(connections: Clients, seconds: float) -> None:
     """Let the busy connections finish what they are at and close, and wait for that, at most so long."""
     busy = [connection for connection in connections if connection.busy]
     for connection in busy:

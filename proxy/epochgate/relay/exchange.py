@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Coroutine
 
 from epochgate.errors import BadRequestError, UpstreamError
 from epochgate.guard.judge import is_refused
@@ -16,13 +17,12 @@ from epochgate.ledger.base import Resume
 from epochgate.relay.answers import Answers
 from epochgate.relay.context import Context
 from epochgate.relay.flow import Answered, Flow, Outcome
-from epochgate.relay.forward import Forwarder
+from epochgate.relay.forward import Choose, Forwarder
 from epochgate.relay.handshake import Grant, Handshake
 from epochgate.relay.headers import (
     Head,
     check_connection_options,
     connection_options,
-    is_event_stream,
     is_json,
     members_of,
     without,
@@ -54,10 +54,38 @@ class Exchange:
         self._session: Session | None = None
         self._began = time.perf_counter()
 
+    def begin(self) -> bool:
+        """Send the request on, where nothing has to be waited for; False: nothing was sent, and `run` is to do it.
+
+        The client's connection is told when it is done: an ordinary call needs no task of its own.
+        """
+        request, context = self.request, self.context
+        if not request.body.complete or context.draining or self._span is not None or b"connection" in request.first:
+            return False
+        try:
+            choose = self._choose_at_once()
+        except BadRequestError:
+            return False
+        connection = None if choose is None else context.upstream.idle()
+        if choose is None or connection is None:
+            return False
+        self.forwarder.begin(connection, choose, self._ended)
+        return True
+
+    def _ended(self, outcome: Outcome | UpstreamError) -> None:
+        if outcome is Outcome.DONE:
+            self._account()
+            self.client.work_done()
+        else:
+            self.client.go_on(self._run(self._conclude(outcome)))
+
     async def run(self) -> None:
         """Answer the request, or break its connection off."""
+        await self._run(self._work())
+
+    async def _run(self, work: Coroutine[None, None, None]) -> None:
         try:
-            await self._work()
+            await work
         except (BadRequestError, UpstreamError) as error:
             if isinstance(error, UpstreamError):
                 self.context.saw_upstream_error(error)
@@ -67,6 +95,9 @@ class Exchange:
                 await self.answers.send(error.status, error_body(str(error)))
         except ConnectionError:
             self.client.abort()  # the client left in the middle of its request
+        self._account()
+
+    def _account(self) -> None:
         policy = "" if self._policy is None else self._policy.name
         seconds = time.perf_counter() - self._began
         self.context.telemetry.request(policy, self.request.method, self.reply.status, self._session_id, seconds)
@@ -74,28 +105,59 @@ class Exchange:
             self._span.end(self._policy, self.reply.status, self.forwarder.rpc_method)
 
     async def _work(self) -> None:
-        request = self.request
-        if self.context.draining:
+        request, context = self.request, self.context
+        if context.draining:
             self.reply.keep_alive = False  # the client's next request is to go elsewhere
-        if self.context.retry_after is not None:
-            retry_after = (b"Retry-After", b"%d" % self.context.retry_after)
+        if context.retry_after is not None:
+            retry_after = (b"Retry-After", b"%d" % context.retry_after)
             await self.answers.send(503, error_body("The proxy is about to end; try again"), [retry_after])
             return
         if b"connection" in request.first:
             check_connection_options(connection_options(request.fields))
+        choose = self._choose_at_once()
+        if choose is not None:
+            await self._conclude(await self.forwarder.send(choose))
+            return
+        policy, session_id = self._policy, self._session_id
+        assert policy is not None
+        assert session_id is not None
+        await self._work_guarded(policy, session_id)
+
+    def _choose_at_once(self) -> Choose | None:
+        """Who hears the answer, where that needs no more than a look; None for a session that has to be looked into."""
+        request = self.request
         policy = self._policy = self.context.policies.match(request.target)
         if policy is None or policy.mode is Mode.BYPASS or not self._is_session_era():
-            await self.forwarder.send(self.relay)
-            return
-        enforced = policy.mode is Mode.ENFORCE
-        if enforced and (request.is_repeated(SESSION_ID) or request.is_repeated(LAST_EVENT_ID)):
+            return self.relay
+        if policy.mode is Mode.ENFORCE and (request.is_repeated(SESSION_ID) or request.is_repeated(LAST_EVENT_ID)):
             raise BadRequestError("Mcp-Session-Id and Last-Event-ID may be given only once")
         is_post = request.method == b"POST"
         session_id = self._session_id = request.get(SESSION_ID) or None
         if session_id is None:
             self.forwarder.copying = is_post
-            await self.forwarder.send(self._choose_unnamed if is_post else self.relay)
-            return
+            return self._choose_unnamed if is_post else self.relay
+        if not is_post:
+            return None
+        now = time.time()
+        session = self._session = self.context.ledger.get(session_id, now)
+        if session is None or session.fence is not None:
+            return None
+        session.note_gap(now, policy.session_ttl)
+        self.forwarder.copying = True
+        return self.choose_known
+
+    async def _conclude(self, outcome: Outcome | UpstreamError) -> None:
+        """The answer is dealt with, unless it told of a lost session (N1) or none came."""
+        if isinstance(outcome, UpstreamError):
+            raise outcome
+        if outcome is Outcome.REFUSED and self._policy is not None and self._session is not None:
+            await self.tell_loss(self._policy, self._session)
+
+    async def _work_guarded(self, policy: Policy, session_id: bytes) -> None:
+        """A request of a session that has to be looked up, that is fenced, or that is resumed."""
+        request = self.request
+        enforced = policy.mode is Mode.ENFORCE
+        is_post = request.method == b"POST"
         now = time.time()
         cursor = request.get(LAST_EVENT_ID) if request.method == b"GET" else None
         ledger = self.context.ledger
@@ -124,8 +186,7 @@ class Exchange:
             if enforced and request.method == b"GET":
                 self.make_room(policy, session)
             self.forwarder.copying = is_post
-            if await self.forwarder.send(self.choose_known) is Outcome.REFUSED:
-                await self.tell_loss(policy, session)
+            await self._conclude(await self.forwarder.send(self.choose_known))
 
     def _is_session_era(self) -> bool:
         """S1. A field that is empty names no version; of several versions nobody knows which one the server takes."""
@@ -159,11 +220,18 @@ class Exchange:
 
     def credentials(self, policy: Policy) -> bytes:
         """The fingerprint of the caller's credentials."""
-        first = self.request.first
-        for name in policy.credentials:
-            if name in first:
-                return self.context.fingerprints.credentials(self.request.fields, policy.credentials)
-        return b""
+        request, names, fingerprints = self.request, policy.credentials, self.context.fingerprints
+        for name in names:
+            if name in request.first:
+                break
+        else:
+            return b""
+        known = request.known
+        if known is None:
+            return fingerprints.credentials(request.fields, names)
+        if known.caller is None or known.caller[0] is not fingerprints or known.caller[1] is not names:
+            known.caller = fingerprints, names, fingerprints.credentials(request.fields, names)
+        return known.caller[2]
 
     # -- who hears the answer
 
@@ -192,10 +260,9 @@ class Exchange:
             return self.suspect(policy, session, connection, head)
         if not 200 <= head.status < 300:
             return self.relay(connection, head)
-        content_type = head.get(b"content-type")
-        is_stream = is_event_stream(content_type)
+        is_stream = head.is_stream
         call = Call()
-        if method == b"POST" and (is_stream or self.forwarder.mentions(b"initialize")):
+        if method == b"POST" and (is_stream or self.forwarder.may_initialize()):
             call = self.forwarder.call() or Call()
             if call.initialize and head.get(SESSION_ID):
                 return self._choose_unnamed(connection, head)
@@ -215,10 +282,12 @@ class Exchange:
             self.context.fence(policy, session, Reason.DELETED)
             return self.relay(connection, head)
         watch = Watch(policy, session, head.fields)
+        tap = None
+        if not may_fence(session, self.credentials(policy), granted=False):
+            return self.relay(connection, head)  # whatever it says of the session, it says to a stranger (F3)
         if watch.head():
             self.context.live_change(policy, session)
-        tap = None
-        if is_json(content_type) and watch.tokens.keys:
+        if watch.tokens.keys and is_json(head.get(b"content-type")):
             tap = BodyTap(head.get(b"content-encoding"), lambda body: self._read_body(policy, session, watch, body))
         return Passage(connection, head, self.forwarder.downstream, self.context, tap)
 
@@ -245,11 +314,12 @@ class Exchange:
         def is_lost(body: bytes) -> bool:
             self.lost = is_session_lost(method, status, body)
             if self.lost:
-                session.mark_boundary(time.time())
+                session.mark_boundary(time.time())  # whoever asked: a client whose token was renewed is a stranger too
             return self.lost
 
         def note_loss(body: bytes) -> None:
-            if is_lost(body) and policy.normalize_loss:
+            may = may_fence(session, self.credentials(policy), granted=False)
+            if is_lost(body) and policy.normalize_loss and may:
                 self.context.fence(policy, session, Reason.SESSION_LOST)  # in observe mode it is only counted
 
         if policy.mode is Mode.ENFORCE and policy.normalize_loss:
@@ -263,3 +333,9 @@ class Exchange:
             self.context.fence(policy, session, Reason.SESSION_LOST)
             await self.context.spread(session)
         await self.answers.not_found(Reason.SESSION_LOST)
+
+
+def work_on(context: Context, request: Request) -> Coroutine[None, None, None] | None:
+    """Work on a request. What is returned is to be awaited; None: it goes on by itself, and tells the connection."""
+    exchange = Exchange(context, request)
+    return None if exchange.begin() else exchange.run()

@@ -48,19 +48,27 @@ class Outcome(Enum):
     NO_STREAM = "answered by no event stream, where another cursor is to be tried"
 
 
-@dataclass(slots=True)
 class Downstream:
-    """The client that a flow writes to, and the future that the work on its request waits for."""
+    """The client that an answer goes to; `tell` hears, once, how the work on the request ended."""
 
-    client: ClientConnection
-    reply: Reply
-    outcome: asyncio.Future[Outcome]
+    __slots__ = ("_tell", "client", "reply")
 
-    def finish(self, outcome: Outcome) -> None:
-        """The work on this request is over, as far as the flow is concerned."""
+    def __init__(self, client: ClientConnection, reply: Reply, tell: Callable[[Outcome | UpstreamError], None]) -> None:
+        self.client = client
+        self.reply = reply
+        self._tell: Callable[[Outcome | UpstreamError], None] | None = tell
+
+    def finish(self, outcome: Outcome | UpstreamError) -> None:
+        """The work on this request is over, as far as its answer is concerned."""
         self.client.watcher = None
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(outcome)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._tell is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,10 +350,10 @@ class Flow:
         downstream, stream = self.downstream, self.stream
         if downstream is not None:
             downstream.reply.write(data)
-        changed = plain = False
+        changed = plain = is_plain = False
         blocks = self._blocks_of(data)
-        short = len(data) < len(blocks) * SHORT_BLOCK and len(blocks) > 1
-        is_plain = short and self._decoder is None and self._watch.is_plain(data)
+        if len(blocks) > 1 and len(data) < len(blocks) * SHORT_BLOCK and self._decoder is None:
+            is_plain = self._watch.is_plain(data)
         for block in blocks:
             before = stream.first + len(stream.events)
             if self.judge is not None:
@@ -452,20 +460,21 @@ class Flow:
     def _keep(self, block: Block, before: int) -> None:
         """Keep a block for a resume; `before` is where the stream ended before it."""
         delivered = self.downstream is not None
-        if self.stream.first + len(self.stream.events) > before:
+        stream, raw = self.stream, block.raw
+        if stream.first + len(stream.events) > before:
             position = before
         elif block.kind is Kind.OTHER and not delivered:
             position = -1
         else:
             return  # it came again and is on record already, or nobody will miss it
-        if block.raw is None:
-            if not delivered:
+        if raw is not None:
+            if not self._tail.add(position, raw, delivered=delivered):
                 self.close()
-            else:
-                self._tail.skip(position)
-        elif not self._tail.add(position, block.raw, delivered=delivered):
+        elif delivered:
+            self._tail.skip(position)
+        else:
             self.close()
-        if not delivered and self.stream.finished:
+        if not delivered and stream.finished:
             self._clean = True  # every response is here: the upstream has done its part (H2)
             self._give_up()
 

@@ -29,14 +29,16 @@ Choose = Callable[[UpstreamConnection, Head], "Receiver | None"]
 class Opening:
     """Waits for the head of the answer, and lets `choose` say who hears the rest."""
 
-    def __init__(self, connection: UpstreamConnection, forwarder: Forwarder, choose: Choose) -> None:
+    __slots__ = ("_choose", "_connection", "_downstream")
+
+    def __init__(self, connection: UpstreamConnection, downstream: Downstream, choose: Choose) -> None:
         self._connection = connection
-        self._forwarder = forwarder
+        self._downstream = downstream
         self._choose = choose
 
     def received_interim(self, head: bytes) -> None:
         """A 1xx answer is passed on."""
-        self._forwarder.reply.interim(head)
+        self._downstream.reply.interim(head)
 
     def received_head(self, head: Head) -> None:
         """The head of the answer."""
@@ -57,12 +59,12 @@ class Opening:
 
     def received_error(self, error: UpstreamError) -> None:
         """No head will come."""
-        self._forwarder.fail(error)
+        self._downstream.finish(error)
 
     def client_gone(self) -> None:
         """A request that has no answer yet cannot be resumed (H1)."""
         self._connection.abort()
-        self._forwarder.finish(Outcome.DONE)
+        self._downstream.finish(Outcome.DONE)
 
     def client_paused(self) -> None:
         """The client does not keep up with 1xx answers."""
@@ -78,7 +80,7 @@ class Forwarder:
 
     def __init__(self, context: Context, request: Request, reply: Reply, span: RequestSpan | None) -> None:
         self.reply = reply
-        self.outcome: asyncio.Future[Outcome]
+        self.downstream: Downstream  # the client, for whoever hears the answer
         self.copying = False  # whether what the body says matters
         self._context = context
         self._request = request
@@ -86,11 +88,6 @@ class Forwarder:
         self._span = span
         self._sent: list[bytes] = []  # a copy of the request body, as far as it is needed
         self._sent_size = 0
-
-    @property
-    def downstream(self) -> Downstream:
-        """The client, for whoever hears the answer."""
-        return Downstream(self._client, self.reply, self.outcome)
 
     @property
     def is_read(self) -> bool:
@@ -102,9 +99,10 @@ class Forwarder:
         """The JSON-RPC method that the body asks for, as far as the body was copied."""
         return method_of(b"".join(self._sent)) if self._sent else None
 
-    def mentions(self, word: bytes) -> bool:
-        """Whether the body may have this word: a quick look."""
-        return any(word in piece for piece in self._sent)
+    def may_initialize(self) -> bool:
+        """Whether the body may hold an `initialize`, however it came and is written: a quick look."""
+        body = self._sent[0] if len(self._sent) == 1 else b"".join(self._sent)
+        return b"initialize" in body or b"\\u" in body
 
     def call(self) -> Call | None:
         """What the POST asks for, None where its body was too large to be read."""
@@ -115,45 +113,48 @@ class Forwarder:
 
         `fields` are those that go on, where they are not just the request's own end-to-end ones.
         """
-        context, request = self._context, self._request
-        connection = context.upstream.idle() or await context.upstream.connect()
+        upstream = self._context.upstream
+        connection = upstream.idle() or await upstream.connect()
         if self._client.lost:  # it would not be told
             connection.abort()
             return Outcome.DONE
-        self.outcome = context.loop.create_future()
-        opening = Opening(connection, self, choose)
+        ended: asyncio.Future[Outcome] = self._context.loop.create_future()
+        self.begin(connection, choose, _teller(ended), fields)
+        if not self._request.body.complete:
+            await self._send_rest(connection, ended)
+        return await ended
+
+    def begin(
+        self,
+        connection: UpstreamConnection,
+        choose: Choose,
+        tell: Callable[[Outcome | UpstreamError], None],
+        fields: list[Field] | None = None,
+    ) -> None:
+        """Send what is here of the request on this connection; `tell` hears how it ended."""
+        request = self._request
+        self.downstream = Downstream(self._client, self.reply, tell)
+        opening = Opening(connection, self.downstream, choose)
         self._client.watcher = opening
         connection.begin(opening, request.method)
         body = request.body
-        ahead = b"".join(self._sent)
-        data = self._head(fields) + (self._framed(ahead) if ahead else b"")
+        data = self._head(fields)
+        if self._sent:
+            data += self._framed(b"".join(self._sent))
         if not body.complete or body.size:
             data += self._framed(self._take())
-        if body.complete:
-            connection.write(data + (LAST_CHUNK if body.framing is Framing.CHUNKED else b""))
-            connection.request_sent()
-        else:
+        if not body.complete:
             connection.write(data)
-            await self._send_rest(connection)
-        return await self.outcome
+            return
+        connection.write(data + LAST_CHUNK if body.framing is Framing.CHUNKED else data)
+        connection.request_sent()
 
     async def wait_for(self, attach: Callable[[Downstream], None]) -> Outcome:
         """Let a flow that is there already answer the request."""
-        self.outcome = self._context.loop.create_future()
+        ended: asyncio.Future[Outcome] = self._context.loop.create_future()
+        self.downstream = Downstream(self._client, self.reply, _teller(ended))
         attach(self.downstream)
-        return await self.outcome
-
-    def finish(self, outcome: Outcome) -> None:
-        """The work on the answer is over."""
-        self._client.watcher = None
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
-
-    def fail(self, error: UpstreamError) -> None:
-        """The upstream gives no answer."""
-        self._client.watcher = None
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
+        return await ended
 
     def _head(self, fields: list[Field] | None) -> bytes:
         """The head of the request as it goes on."""
@@ -183,13 +184,13 @@ class Forwarder:
         fields.append(VIA)
         return fields if self._span is None else self._span.pass_on(fields)
 
-    async def _send_rest(self, connection: UpstreamConnection) -> None:
+    async def _send_rest(self, connection: UpstreamConnection, ended: asyncio.Future[Outcome]) -> None:
         """Send what is still to come of the body, as it comes, as long as nobody has answered."""
         body = self._request.body
-        while not self.outcome.done():
+        while not ended.done():
             waiting = asyncio.ensure_future(body.wait())
-            await asyncio.wait((waiting, self.outcome), return_when=asyncio.FIRST_COMPLETED)
-            if self.outcome.done():
+            await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
                 if not waiting.cancel():
                     waiting.exception()  # the client has gone, as everybody knows
                 return
@@ -234,3 +235,17 @@ class Forwarder:
         expects = (self._request.get(b"expect") or b"").lower() == b"100-continue"
         if expects and not self._request.body.complete and not self._request.body.size:
             self.reply.interim(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def _teller(ended: asyncio.Future[Outcome]) -> Callable[[Outcome | UpstreamError], None]:
+    """What tells a future how the work on a request ended."""
+
+    def tell(outcome: Outcome | UpstreamError) -> None:
+        if ended.done():
+            return
+        if isinstance(outcome, UpstreamError):
+            ended.set_exception(outcome)
+        else:
+            ended.set_result(outcome)
+
+    return tell

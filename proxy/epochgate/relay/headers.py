@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -32,10 +33,13 @@ class Framing(Enum):
     CLOSE = "close"  # the end of the connection
 
 
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
+
+
 class Head:
     """The head of an answer: end-to-end fields as they came, and how the body is framed."""
 
-    __slots__ = ("_lines", "fields", "first", "framing", "reason", "status", "whole")
+    __slots__ = ("_is_stream", "_lines", "fields", "first", "framing", "reason", "status", "whole")
 
     def __init__(
         self, status: int, reason: bytes, fields: list[Field], first: dict[bytes, bytes], framing: Framing
@@ -47,6 +51,7 @@ class Head:
         self.framing = framing
         self.whole = False  # all of the answer came with it, in one read
         self._lines = b""
+        self._is_stream: bool | None = None
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of the field with this lower-case name, without the spaces around it."""
@@ -60,10 +65,17 @@ class Head:
             self._lines = answer_lines(self.status, self.reason, self.fields)
         return self._lines
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether an event stream follows (R6)."""
+        if self._is_stream is None:
+            self._is_stream = is_event_stream(self.get(b"content-type"))
+        return self._is_stream
+
     def again(self, *, fields: list[Field], first: dict[bytes, bytes], lines: bytes) -> Head:
         """The head of another answer, which has the same status, reason and framing."""
         head = Head(self.status, self.reason, fields, first, self.framing)
-        head._lines = lines
+        head._lines, head._is_stream = lines, self._is_stream
         return head
 
 
@@ -94,10 +106,13 @@ def check_connection_options(options: frozenset[bytes]) -> None:
 
 
 def end_to_end(fields: Sequence[Field], names: Sequence[bytes]) -> list[Field]:
-    """The fields that are passed on, as they came; `names` are theirs in lower case."""
+    """The fields that are passed on, as they came; `names` are theirs in lower case.
+
+    The length of an answer stays even where `Connection` names it: without it nobody would know where the answer ends.
+    """
     dropped: frozenset[bytes] = HOP_BY_HOP
     if b"connection" in names:
-        dropped = dropped | connection_options(fields)
+        dropped = dropped | (connection_options(fields) - {b"content-length"})
     return [field for field, name in zip(fields, names, strict=True) if name not in dropped]
 
 
@@ -144,6 +159,11 @@ def prefixed(target: bytes, prefix: bytes) -> bytes:
 
 
 LAST_CHUNK = b"0\r\n\r\n"
+
+
+def is_unclear(text: bytes) -> bool:
+    """Whether a line of a head has control characters, at which some readers would end it."""
+    return _CONTROL(text) is not None
 
 
 def is_event_stream(content_type: bytes | None) -> bool:

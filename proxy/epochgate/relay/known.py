@@ -10,16 +10,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from epochgate.guard.fingerprint import Fingerprints
 from epochgate.relay.headers import Field, Framing, Head
 
 if TYPE_CHECKING:
     from epochgate.relay.request import Request
 
-MOST_HEADS = 1024  # of answers; with `Date` in them they change each second
+MOST_ANSWERS = 1024  # heads; with `Date` in them they change each second
+MOST_REQUESTS = 32  # heads, of one connection: it may carry many sessions, and what it sent is forgotten with it
 LONGEST_HEAD = 4096  # bytes; a longer one is not kept
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*\r\n", re.IGNORECASE)
-_LONGEST_DIGITS = 15
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
+# A request with one of these is not just one message like the one before.
+_NOT_PLAIN = frozenset({b"connection", b"expect", b"transfer-encoding", b"upgrade"})
 
 
 class Form:
@@ -42,65 +45,44 @@ def form_of(head: bytes) -> Form | None:
     return None if found is None else Form(head[: found.start(1)], head[found.end(1) :])
 
 
-def _head_in(data: bytes, fields: int) -> bytes | None:
-    """The head that a message begins with, in which the parser found so many fields; None where its lines are odd."""
-    end = data.find(b"\r\n\r\n") + 4
-    if not 4 <= end <= LONGEST_HEAD:
-        return None
-    head = data[:end]
-    return head if head.count(b"\n") == head.count(b"\r\n") == fields + 2 else None
-
-
-def _with_length(fields: list[Field], at: int, digits: bytes) -> list[Field]:
-    changed = fields.copy()
-    changed[at] = (fields[at][0], digits)
-    return changed
-
-
 class KnownRequest:
-    """The head of a request that came on this connection before, and how it is sent on."""
+    """The head of a request that came before, and how it is sent on."""
 
-    __slots__ = ("_at", "_fields", "_first", "_form", "method", "names", "outgoing", "target")
+    __slots__ = ("at", "caller", "outgoing", "request")
 
-    def __init__(self, request: Request, form: Form) -> None:
-        self._form = form
-        self._fields = request.fields
-        self._first = request.first
-        self._at = request.names.index(b"content-length")
-        self.method = request.method
-        self.target = request.target
-        self.names = request.names
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.at = request.names.index(b"content-length")
         self.outgoing: Form | None = None  # its head as it goes to the upstream, once it was written
+        self.caller: tuple[Fingerprints, tuple[bytes, ...], bytes] | None = None  # of these fields the fingerprint
 
-    def fields(self, digits: bytes) -> tuple[list[Field], dict[bytes, bytes]]:
-        """All fields, and the first of each name, with this length."""
-        return _with_length(self._fields, self._at, digits), self._first | {b"content-length": digits}
 
-    def split(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """The digits of the length and the body, where `data` is one whole request with this head; else None."""
-        form = self._form
-        if not data.startswith(form.before):
+class KnownRequests:
+    """The heads of requests that came on one connection, by their bytes without the digits of the length."""
+
+    __slots__ = ("_heads",)
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, KnownRequest] = {}
+
+    def split(self, data: bytes) -> tuple[KnownRequest, bytes, bytes] | None:
+        """What is known of the head, the digits of the length, and the body of `data`, one whole request; else None."""
+        key, digits, begin = _divide(data)
+        known = self._heads.get(key)
+        if known is None or not digits or len(data) - begin != int(digits):
             return None
-        begin = len(form.before)
-        end = data.find(b"\r", begin, begin + _LONGEST_DIGITS + 1)
-        digits = data[begin:end]
-        body = end + len(form.after)
-        if end < 0 or not digits.isdigit() or not data.startswith(form.after, end) or len(data) - body != int(digits):
-            return None
-        return digits, data[body:]
+        return known, digits, data[begin:]
 
-
-def known_request(data: bytes, request: Request) -> KnownRequest | None:
-    """What to keep of a request that the parser found at the start of `data`; None where it is not plain enough."""
-    if request.names.count(b"content-length") != 1 or not _NOT_PLAIN.isdisjoint(request.names):
-        return None
-    head = _head_in(data, len(request.fields))
-    form = None if head is None else form_of(head)
-    return None if form is None else KnownRequest(request, form)
-
-
-# A request with one of these is not just one message like the one before.
-_NOT_PLAIN = frozenset({b"connection", b"expect", b"transfer-encoding", b"upgrade"})
+    def keep(self, data: bytes, request: Request) -> None:
+        """Keep the head of a request with a sized body that the parser found at the start of `data`, if it is plain."""
+        if request.names.count(b"content-length") != 1 or not _NOT_PLAIN.isdisjoint(request.names):
+            return
+        key, digits, begin = _divide(data)
+        if not digits or not _is_plain(data[:begin], len(request.fields)):
+            return
+        if len(self._heads) >= MOST_REQUESTS:
+            self._heads.clear()
+        request.known = self._heads[key] = KnownRequest(request)
 
 
 class KnownAnswers:
@@ -111,47 +93,65 @@ class KnownAnswers:
 
     def split(self, data: bytes) -> tuple[Head, bytes] | None:
         """The head and the body, where `data` is one whole answer with a head that is known; else None."""
-        begin = data.find(b"\r\n\r\n") + 4
-        if not 4 <= begin <= LONGEST_HEAD:
-            return None
-        raw = data[:begin]
-        found = _LENGTH.search(raw)
-        known = self._heads.get(raw if found is None else raw[: found.start(1)] + raw[found.end(1) :])
+        key, digits, begin = _divide(data)
+        known = self._heads.get(key)
         if known is None:
             return None
         head, at, form = known
-        if found is None or form is None:
-            body = _chunked_body(data, begin)
-            return None if body is None else (head.again(fields=head.fields, first=head.first, lines=head.lines), body)
-        digits = found[1]
-        if len(data) - begin != int(digits):
+        if form is None:
+            body = None if digits else _chunked_body(data, begin)
+            return None if body is None else (head, body)
+        if not digits or len(data) - begin != int(digits):
             return None
         again = head.again(
-            fields=_with_length(head.fields, at, digits),
+            fields=with_length(head.fields, at, digits),
             first=head.first | {b"content-length": digits},
             lines=form.with_length(digits),
         )
         return again, data[begin:]
 
     def keep(self, data: bytes, head: Head, fields: int) -> None:
-        """Keep the head of an answer that the parser found to be the whole of `data`, in which it found `fields`."""
-        raw = _head_in(data, fields)
-        if raw is None:
+        """Keep the head of an answer that the parser found at the start of `data`, in which it found `fields`."""
+        key, digits, begin = _divide(data)
+        if not begin or not _is_plain(data[:begin], fields):
             return
-        found = _LENGTH.search(raw)
         at, form = -1, None
-        if found is not None:
+        if digits:
             names = [name.lower() for name, _ in head.fields]
             form = form_of(head.lines)
             if head.framing is not Framing.SIZED or form is None or names.count(b"content-length") != 1:
                 return
-            raw = raw[: found.start(1)] + raw[found.end(1) :]
             at = names.index(b"content-length")
         elif head.framing is not Framing.CHUNKED:
             return
-        if len(self._heads) >= MOST_HEADS:
+        if len(self._heads) >= MOST_ANSWERS:
             self._heads.clear()
-        self._heads[raw] = head, at, form
+        self._heads[key] = head, at, form
+
+
+def with_length(fields: list[Field], at: int, digits: bytes) -> list[Field]:
+    """The fields, of which the one at this place is the length, with another length."""
+    changed = fields.copy()
+    changed[at] = (fields[at][0], digits)
+    return changed
+
+
+def _divide(data: bytes) -> tuple[bytes, bytes, int]:
+    """The head that `data` begins with, without the digits of its length; these digits; where the body begins.
+
+    All empty where the head is too long, or not all of it is here.
+    """
+    begin = data.find(b"\r\n\r\n", 0, LONGEST_HEAD) + 4
+    if begin < 4:
+        return b"", b"", 0
+    head = data[:begin]
+    found = _LENGTH.search(head)
+    return (head, b"", begin) if found is None else (head[: found.start(1)] + head[found.end(1) :], found[1], begin)
+
+
+def _is_plain(head: bytes, fields: int) -> bool:
+    """Whether these bytes are a start line and one line for each of the fields that the parser found."""
+    return head.count(b"\n") == head.count(b"\r\n") == fields + 2
 
 
 def _chunked_body(data: bytes, at: int) -> bytes | None:

@@ -11,6 +11,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from epochgate.errors import ConfigurationError
 from epochgate.values import Address
@@ -20,14 +21,21 @@ BACKLOG = 4096
 Protocol = Callable[[], asyncio.Protocol]
 
 
-async def listen(address: Address, protocol: Protocol, key: str, tls: ssl.SSLContext | None = None) -> asyncio.Server:
-    """Listen at `address` alone. Raises ConfigurationError that names the key where that cannot be."""
+async def listen(
+    address: Address, protocol: Protocol, key: str, tls: ssl.SSLContext | None, handshake_time: float
+) -> asyncio.Server:
+    """Listen at `address` alone; `handshake_time`: for TLS, in s. Raises ConfigurationError that names the key."""
     loop = asyncio.get_running_loop()
+    within = None if tls is None else handshake_time
     try:
         if address.path is not None:
             make_way(address.path)
-            return await loop.create_unix_server(protocol, address.path, backlog=BACKLOG, ssl=tls)
-        return await loop.create_server(protocol, address.host or None, address.port, backlog=BACKLOG, ssl=tls)
+            return await loop.create_unix_server(
+                protocol, address.path, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=within
+            )
+        return await loop.create_server(
+            protocol, address.host or None, address.port, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=within
+        )
     except OSError as error:
         raise cannot_listen(key, address, error) from None
 
@@ -69,20 +77,31 @@ def reserve(address: Address, key: str) -> Reserved:
 
 
 async def listen_together(
-    address: Address, inherited: socket.socket | None, protocol: Protocol, key: str, tls: ssl.SSLContext | None = None
+    address: Address,
+    inherited: socket.socket | None,
+    protocol: Protocol,
+    key: str,
+    tls: ssl.SSLContext | None,
+    handshake_time: float,
 ) -> asyncio.Server:
-    """Listen at a `Reserved` address, beside other processes. Raises ConfigurationError as `listen` does."""
+    """Listen at a `Reserved` address, beside other processes. Otherwise as `listen`."""
     loop = asyncio.get_running_loop()
+    within = None if tls is None else handshake_time
     try:
         if inherited is None:
             return await loop.create_server(
-                protocol, address.host or None, address.port, backlog=BACKLOG, ssl=tls, reuse_port=True
+                protocol,
+                address.host or None,
+                address.port,
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=within,
+                reuse_port=True,
             )
-        if sys.version_info >= (3, 13):  # from there on the first to end would remove it for all
-            return await loop.create_unix_server(
-                protocol, sock=inherited, backlog=BACKLOG, ssl=tls, cleanup_socket=False
-            )
-        return await loop.create_unix_server(protocol, sock=inherited, backlog=BACKLOG, ssl=tls)
+        kept: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}  # or the first to end removes it
+        return await loop.create_unix_server(
+            protocol, sock=inherited, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=within, **kept
+        )
     except OSError as error:
         raise cannot_listen(key, address, error) from None
 

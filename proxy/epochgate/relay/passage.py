@@ -16,7 +16,7 @@ from epochgate.guard.watch import Watch
 from epochgate.relay.coding import decoded, decoder_of
 from epochgate.relay.context import Context
 from epochgate.relay.flow import LIVE_DATA, Downstream, Outcome
-from epochgate.relay.headers import Head, is_event_stream
+from epochgate.relay.headers import Head
 from epochgate.relay.upstream import UpstreamConnection
 
 LOSS_BODY = {400: 64 * 1024, 404: 1024 * 1024}  # bytes that are read to see whether they tell of a lost session (N1)
@@ -79,7 +79,7 @@ class Passage(_Answer):
         self._tap = tap
         self._last = b""  # the end of what was written, where a drain has to know it
         self._ending = False
-        self._is_stream = not head.whole and is_event_stream(head.get(b"content-type"))
+        self._is_stream = not head.whole and head.is_stream
         if self._is_stream:
             context.streams.add(self)
         downstream.reply.pass_on(head)
@@ -114,9 +114,7 @@ class Passage(_Answer):
     def end_at_boundary(self) -> None:
         """The proxy drains: end cleanly after a whole event."""
         self._ending = True
-        if not self._downstream.outcome.done() and (
-            not self._last or self._last.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
-        ):
+        if not self._downstream.done and (not self._last or self._last.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))):
             self._connection.abort()
             self._end()
 

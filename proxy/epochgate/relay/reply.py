@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from epochgate.relay.headers import LAST_CHUNK, Field, Framing, Head, answer_lines, chunk
+from epochgate.relay.headers import LAST_CHUNK, Field, Framing, Head, answer_lines
 from epochgate.relay.request import Request
 
 
@@ -78,7 +78,7 @@ class Reply:
         """A piece of the body; sent by `flush`."""
         if self._framing is Framing.CHUNKED:
             if data:
-                self._pending.append(chunk(data))
+                self._pending.append(b"%x\r\n%b\r\n" % (len(data), data))
         elif self._framing is not Framing.NONE:
             self._pending.append(data)
 
@@ -89,9 +89,10 @@ class Reply:
 
     def flush(self) -> None:
         """Send what was written, in one go."""
-        if self._pending:
-            data = b"".join(self._pending)
-            self._pending.clear()
+        pending = self._pending
+        if pending:
+            data = pending[0] if len(pending) == 1 else b"".join(pending)
+            pending.clear()
             self._connection.write(data)
 
     def end(self) -> None:
@@ -128,6 +129,7 @@ def error_body(message: str) -> bytes:
 
 
 REASONS = {
-    400: b"Bad Request", 404: b"Not Found", 431: b"Request Header Fields Too Large", 501: b"Not Implemented",
-    502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
+    400: b"Bad Request", 404: b"Not Found", 408: b"Request Timeout", 431: b"Request Header Fields Too Large",
+    501: b"Not Implemented", 502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
+    505: b"HTTP Version Not Supported",
 }  # fmt: skip

@@ -15,7 +15,7 @@ from epochgate.guard.refusal import may_fence
 from epochgate.guard.verdict import Reason, Verdict, proven, unproven
 from epochgate.relay.flow import Answered, Flow, Outcome
 from epochgate.relay.forward import Choose
-from epochgate.relay.headers import Field, Head, is_event_stream, without
+from epochgate.relay.headers import Field, Head, without
 from epochgate.relay.upstream import Receiver, UpstreamConnection
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Resumption:
 
         def choose(connection: UpstreamConnection, head: Head) -> Receiver | None:
             exchange.note_answer(policy, session, head)
-            if head.status == 200 and is_event_stream(head.get(b"content-type")):
+            if head.status == 200 and head.is_stream:
                 judge.tokens = tokens_of(policy.sources, head.fields)
                 judge.outage_at = self._context.upstream.outage_at
                 former = self._context.holds.get(judge.stream)
@@ -171,7 +171,7 @@ class Resumption:
                 )
                 return self._flow
             if rewound:
-                exchange.forwarder.finish(Outcome.NO_STREAM)
+                exchange.forwarder.downstream.finish(Outcome.NO_STREAM)
                 return None
             if head.status in (400, 404):
                 return exchange.suspect(policy, session, connection, head)

@@ -11,6 +11,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,13 @@ from epochgate.ledger.kept import KeptLedger
 from epochgate.ledger.memory import MemoryLedger, Records
 from epochgate.ledger.sqlite import SqliteStore
 from epochgate.relay.client import ClientConnection
+from epochgate.relay.clients import Clients, raise_open_files
 from epochgate.relay.context import Context, Policies
 from epochgate.relay.drain import drain
-from epochgate.relay.exchange import Exchange
+from epochgate.relay.exchange import work_on
 from epochgate.relay.hold import Holds
 from epochgate.relay.listener import listen, listen_together
 from epochgate.relay.logs import set_up_logs
-from epochgate.relay.request import Request
 from epochgate.relay.telemetry import Telemetry, log
 from epochgate.relay.tls import check_store, client_context, load_pair, server_context
 from epochgate.relay.upstream import Upstream
@@ -49,6 +50,7 @@ def serve(settings: Settings, load: Callable[[], Settings], config: Path | None 
     Raises ConfigurationError where it cannot listen, or a file that the configuration names cannot be used.
     """
     set_up_logs(settings.log)
+    raise_open_files()
     return run_loop(Proxy(settings, load, config).run())
 
 
@@ -69,7 +71,6 @@ class Gate:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._connections: set[ClientConnection] = set()
         self._tls: ssl.SSLContext | None
         self._tracing: Tracing | None
         self._server: asyncio.Server
@@ -89,12 +90,14 @@ class Gate:
 
     async def listen(self) -> None:
         """Accept connections. Raises ConfigurationError."""
-        self._server = await listen(self._settings.listen, self._connect, "listen", self._tls)
-        self._path = self._settings.listen.path
+        settings = self._settings
+        self._server = await listen(settings.listen, self._connect, "listen", self._tls, settings.limits.head_time)
+        self._path = settings.listen.path
 
     async def listen_together(self, address: Address, inherited: socket.socket | None) -> None:
         """Accept connections at an address that other processes listen on, too. Raises ConfigurationError."""
-        self._server = await listen_together(address, inherited, self._connect, "listen", self._tls)
+        head_time = self._settings.limits.head_time
+        self._server = await listen_together(address, inherited, self._connect, "listen", self._tls, head_time)
 
     def use(self, settings: Settings) -> None:
         """Put policies in force, and for new connections the files of `tls` and `upstream.tls` as they are now.
@@ -115,7 +118,7 @@ class Gate:
 
     async def drain(self, *, grace: float, window: float) -> None:
         """End in an orderly way; both in s."""
-        await drain(self.context, self._server, self._connections, grace=grace, window=window)
+        await drain(self.context, self._server, grace=grace, window=window)
 
     async def close(self) -> None:
         """End at once what is left, records excepted: they are kept."""
@@ -128,10 +131,7 @@ class Gate:
                 os.unlink(self._path)  # noqa: PTH108
 
     def _connect(self) -> ClientConnection:
-        return ClientConnection(self._handle, self._connections)
-
-    async def _handle(self, request: Request) -> None:
-        await Exchange(self.context, request).run()
+        return ClientConnection(partial(work_on, self.context), self.context.clients)
 
 
 class Proxy:
@@ -264,16 +264,20 @@ def build_context(settings: Settings, ledger: Ledger) -> Context:
     """What the exchanges share."""
     fingerprints = Fingerprints(ledger.key)
     url = settings.upstream.url
+    upstream = Upstream(
+        url.host,
+        url.port,
+        connect_timeout=settings.upstream.connect_timeout,
+        idle_timeout=settings.upstream.idle_timeout,
+        path=url.path,
+        tls=None if url.scheme == "http" else client_context(settings.upstream.tls),
+    )
+    clients = Clients(settings.limits, upstream.connections)
+    upstream.make_room = clients.make_room
     return Context(
         policies=Policies(settings.compiled()),
-        upstream=Upstream(
-            url.host,
-            url.port,
-            connect_timeout=settings.upstream.connect_timeout,
-            idle_timeout=settings.upstream.idle_timeout,
-            path=url.path,
-            tls=None if url.scheme == "http" else client_context(settings.upstream.tls),
-        ),
+        upstream=upstream,
+        clients=clients,
         ledger=ledger,
         fingerprints=fingerprints,
         telemetry=Telemetry(fingerprints),

@@ -12,6 +12,7 @@ import select
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import aiohappyeyeballs
@@ -24,7 +25,7 @@ from epochgate.errors import (
     UpstreamResetError,
     UpstreamTimeoutError,
 )
-from epochgate.relay.headers import MAX_HEAD, Field, Framing, Head, end_to_end, lower_case, values_of
+from epochgate.relay.headers import MAX_HEAD, Field, Framing, Head, end_to_end, is_unclear, lower_case, values_of
 from epochgate.relay.known import KnownAnswers
 
 IDLE_SECONDS = 4.0  # an idle connection is not used again after that: servers close theirs after 5 s and more
@@ -252,6 +253,8 @@ class UpstreamConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if self._size + len(self._status) > MAX_HEAD:
             raise UpstreamFramingError("The head of the upstream's answer is too large")
+        if not self._status.isalnum() and is_unclear(self._status):  # the parser lets everything through here
+            raise UpstreamFramingError("The reason in the upstream's answer has control characters")
         fields = end_to_end(self._fields, self._names)
         if status < 200:
             self._opening = b""
@@ -384,6 +387,7 @@ class Upstream:
         self.connections: set[UpstreamConnection] = set()
         self.tls = tls  # of connections to come
         self.known = KnownAnswers()
+        self.make_room: Callable[[], None] = lambda: None  # descriptors may run short
         self._path = path
         self._is_address = _is_address(host)
         self._idle: list[UpstreamConnection] = []
@@ -401,6 +405,7 @@ class Upstream:
     async def connect(self) -> UpstreamConnection:
         """A new connection. Raises UpstreamRefusedError or UpstreamTimeoutError (T7)."""
         loop = asyncio.get_running_loop()
+        self.make_room()
         try:
             async with asyncio.timeout(self.connect_timeout):
                 if self._path is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from epochgate import __version__
 from epochgate.admin.server import AdminServer
 from epochgate.errors import ConfigurationError
+from epochgate.relay.clients import raise_open_files
 from epochgate.relay.listener import Reserved, reserve
 from epochgate.relay.logs import set_up_logs
 from epochgate.relay.reload import Reload
@@ -28,6 +29,7 @@ END_WITHIN = 15.0  # s beyond the time to drain that workers get for the rest, s
 def supervise(settings: Settings, load: Callable[[], Settings], config: Path | None = None) -> int:
     """Serve with `settings.workers` processes until SIGTERM or SIGINT; the exit status. See `relay.server.serve`."""
     set_up_logs(settings.log)
+    raise_open_files()  # for the workers, too
     check(settings)
     reserved = reserve(settings.listen, "listen")
     try:

@@ -38,7 +38,7 @@ async function count(id, args, extra) {
   const meta = options.stamp === 'meta' ? { session_epoch: epoch } : undefined
   job.runs += 1
   while (job.done < steps) {
-    await sleep(pause)
+    if (pause > 0) await sleep(pause)
     if (extra.signal.aborted && epochOf(id) === epoch) {
       job.cancelled += 1
       throw new Error('cancelled')

@@ -1,0 +1,177 @@
+"""Clients, a proxy, a server that knows the truth and a Valkey, with a fault relay before each of the three."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from reliability.proxy import Proxy, Sample, Valkey
+from reliability.toxics import FaultRelay
+from reliability.traffic import Agent, Excuse, Tally, Ways, excuse_unproven
+from reliability.truth import TrueServer
+
+HUNG_AFTER = 10.0  # s without progress of a client while nothing is wrong
+SETTLE_WITHIN = 15.0  # s in which all is let go of after the clients have left
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a world is made of. Times in s."""
+
+    clients: int
+    seed: int
+    directory: pathlib.Path
+    store: str = "memory"  # memory, sqlite or valkey
+    interval: float = 0.2  # between two events of a stream
+    hold: float = 3.0
+    ways: Ways = field(default_factory=Ways)
+    excuse: Excuse = excuse_unproven
+    settings: dict[str, Any] = field(default_factory=dict)
+    relays: bool = True
+
+
+class World:
+    """All of it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.tally = Tally()
+        self.truth = TrueServer(plan.seed, plan.interval)
+        self.agents: list[Agent] = []
+        self.chance = random.Random(plan.seed)
+        self.quiet_since = time.time()  # since when no fault is in force
+        self.hung: list[str] = []
+        self.relays: dict[str, FaultRelay] = {}
+        self.valkey: Valkey | None = None
+        self.proxy: Proxy
+        self.before: Sample
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
+
+    # -- its parts
+
+    async def start(self) -> None:
+        plan = self.plan
+        await self.truth.start()
+        upstream = await self._relay("upstream", self.truth.port)
+        self.proxy = Proxy(plan.directory, {})
+        self.settings = {
+            "upstream": {"url": f"http://127.0.0.1:{upstream}"},
+            "store": {"url": await self._store()},
+            "policies": [{"name": "mcp", "resume": {"hold": {"time": plan.hold}}}],
+            "drain": {"grace": "0s", "window": "1s"},
+            **plan.settings,
+        }
+        self.proxy.write(self.settings)
+        await self.proxy.start()
+        self.entrance = await self._relay("client", self.proxy.port)
+        await asyncio.sleep(0.3)
+        self.before = await self.proxy.sample()
+
+    async def _relay(self, place: str, port: int) -> int:
+        if not self.plan.relays:
+            return port
+        relay = self.relays[place] = FaultRelay(port, self.plan.seed)
+        await relay.start()
+        return relay.port
+
+    async def _store(self) -> str:
+        if self.plan.store == "valkey":
+            self.valkey = Valkey(self.plan.directory)
+            await self.valkey.start()
+            return f"valkey://127.0.0.1:{await self._relay('store', self.valkey.port)}/0"
+        if self.plan.store == "sqlite":
+            path = (self.plan.directory / "ledger.db").absolute()
+            for old in path.parent.glob("ledger.db*"):
+                old.unlink()
+            return f"sqlite://{path}"
+        return "memory://"
+
+    async def close(self) -> None:
+        await self.leave()
+        if hasattr(self, "proxy"):
+            self.proxy.kill()
+        for relay in self.relays.values():
+            await relay.close()
+        await self.truth.close()
+        if self.valkey is not None:
+            self.valkey.kill()
+
+    # -- its clients
+
+    def populate(self) -> None:
+        """Clients begin to come."""
+        for number in range(self.plan.clients):
+            agent = Agent(
+                self._find_entrance, self.truth, self.tally, self.plan.ways,
+                seed=self.plan.seed * 100_003 + number, excuse=self.plan.excuse,
+            )  # fmt: skip
+            self.agents.append(agent)
+            self._tasks.append(asyncio.create_task(agent.run()))
+        self._watching = asyncio.create_task(self._watch())
+
+    def _find_entrance(self) -> int:
+        return self.entrance
+
+    async def leave(self) -> None:
+        """All clients go, wherever they are."""
+        tasks = [*self._tasks, *([self._watching] if self._watching is not None else [])]
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                self.tally.wrong.append(f"a client or the run itself failed: {ended!r}")
+        self._tasks.clear()
+        self._watching = None
+        self.agents.clear()
+
+    async def _watch(self) -> None:
+        """Nobody may hang while nothing is wrong."""
+        while True:
+            await asyncio.sleep(1.0)
+            now = time.time()
+            for agent in self.agents:
+                if now - max(agent.progress_at, self.quiet_since) > HUNG_AFTER and not self.truth.down:
+                    self.hung.append(f"{now:.3f} {agent.path} {agent.session_id}")
+                    agent.progress_at = now
+
+    def lose_some(self) -> None:
+        """A session is lost: one on which a stream has begun."""
+        begun = [session for session in self.truth.sessions.values() if session.healthy and session.streams]
+        if begun:
+            self.truth.lose(self.chance.choice(begun))
+
+    async def recovery(self, within: float = 10.0) -> list[float]:
+        """How long each client takes from now to its next progress, in s; `within` for those that make none."""
+        began = time.time()
+        self.quiet_since = began
+        took: dict[Agent, float] = {}
+        while len(took) < len(self.agents) and time.time() - began < within:
+            await asyncio.sleep(0.02)
+            for agent in self.agents:
+                if agent not in took and agent.progress_at > began:
+                    took[agent] = agent.progress_at - began
+        return sorted([*took.values(), *[within] * (len(self.agents) - len(took))])
+
+    async def settle(self, ready: Callable[[Sample], bool]) -> Sample:
+        """Wait until the proxy holds no more than it should; what it holds then, or at last."""
+        deadline = time.time() + SETTLE_WITHIN
+        while not ready(sample := await self.proxy.sample()) and time.time() < deadline:
+            await asyncio.sleep(0.2)
+        return sample
+
+
+@contextlib.asynccontextmanager
+async def world(plan: Plan) -> AsyncIterator[World]:
+    made = World(plan)
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.close()
