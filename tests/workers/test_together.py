@@ -21,6 +21,7 @@ def snapshot(**changes) -> Snapshot:
         "pending_told": {},
         "events": 7,
         "clients_closed": {"refused": 1},
+        "loans": {"lent": 1},
         "history": {60: {"epoch": 2}},
         "outage_at": None,
         "held_streams": 1,

@@ -15,6 +15,7 @@ from epochgate.admin.views import View
 from epochgate.guard.policy import Mode, Policy, Proof
 from epochgate.guard.verdict import Kind, Reason
 from epochgate.relay.reload import Reload
+from epochgate.relay.telemetry import LOANS
 
 # Series that exist from the start: a counter that begins with 1 shows no increase to an alert rule.
 FROM_THE_START = (
@@ -136,6 +137,14 @@ FAMILIES = (
         "Guarded streams that are kept for a client that went away.",
         (),
         _one(lambda s: s.snapshot.held_streams),
+    ),
+    Family(
+        True,
+        "epochgate_loans",
+        "Held streams that go over from one process to another. `lent`: by this one; `served`: to a client here; "
+        "`failed`: could not be had, the resume went to the upstream; `lost`: in the middle, its client was cut off.",
+        ("outcome",),
+        lambda s: (((outcome,), s.snapshot.loans.get(outcome, 0)) for outcome in LOANS),
     ),
     Family(True, "epochgate_events", "Events of guarded streams.", (), _one(lambda s: s.snapshot.events)),
     Family(

@@ -45,6 +45,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     pending_told: dict[str, int]
     events: int
     clients_closed: dict[str, int]
+    loans: dict[str, int]
     history: dict[int, dict[str, int]]
     outage_at: float | None
     draining: bool = False
@@ -72,6 +73,7 @@ def take(context: Context) -> Snapshot:
         pending_told=dict(telemetry.pending_told),
         events=telemetry.events,
         clients_closed=dict(context.clients.closed),
+        loans=dict(telemetry.loans),
         history={at: dict(counts) for at, counts in telemetry.history},
         outage_at=outage_at if outage_at > 0 else None,
         draining=context.draining,
@@ -112,6 +114,7 @@ def total(snapshots: Sequence[Snapshot], started_at: float) -> Snapshot:
         pending_told=_sum(snapshot.pending_told for snapshot in snapshots),
         events=sum(snapshot.events for snapshot in snapshots),
         clients_closed=_sum(snapshot.clients_closed for snapshot in snapshots),
+        loans=_sum(snapshot.loans for snapshot in snapshots),
         history=_join([snapshot.history for snapshot in snapshots]),
         outage_at=max((at for snapshot in snapshots if (at := snapshot.outage_at) is not None), default=None),
         draining=any(snapshot.draining for snapshot in snapshots),

@@ -23,15 +23,13 @@ from redis.exceptions import RedisError, ResponseError
 
 from epochgate.errors import StoreError
 from epochgate.ledger.base import Written
+from epochgate.ledger.bundle import Bundle, Command
+from epochgate.ledger.loans import Append
 from epochgate.ledger.state import Change, Kept, KeptStream
-
-Argument = bytes | str | int | float
-Command = tuple[Argument, ...]
 
 CONNECT_WITHIN = 2.0  # s
 ANSWER_WITHIN = 5.0  # s
 KEEP_KEY = 4  # the key of the fingerprints is kept for this many lifetimes of a record after the last process has gone
-PIPELINED = 16  # commands that are put together at a stretch
 AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
 
 _NO_SESSION = "WRONGTYPE"
@@ -51,10 +49,11 @@ class ValkeyStore:
         self._key = b""
         self._slots = asyncio.Semaphore(AT_ONCE)
         folder = resources.files("epochgate.ledger")
-        self._scripts = {name: (folder / f"{name}.lua").read_text() for name in ("read", "write")}
+        self._scripts = {name: (folder / f"{name}.lua").read_text() for name in ("read", "write", "append", "follow")}
         self._shas = {
             name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in self._scripts.items()
         }
+        self._bundle: Bundle | None = None
         self._single: Redis | None = None
         self._client: Redis | RedisCluster | None = None
 
@@ -72,6 +71,7 @@ class ValkeyStore:
                 await self._client.initialize()
             else:
                 self._client = self._single
+                self._bundle = Bundle(self._single)  # in a cluster slots share no pipeline
             for script in self._scripts.values():
                 await self._client.script_load(script)
         self._key = await self._keep_key(key)
@@ -124,8 +124,8 @@ class ValkeyStore:
 
     async def publish(self, to: str, message: bytes) -> int:
         """Tell a process something. Returns how many heard it; in a cluster 0 says nothing."""
-        async with _store_errors():
-            return int(await self._connected().publish(f"{self._prefix}:to:{to}", message))
+        (answer,) = _checked(await self._execute([("PUBLISH", f"{self._prefix}:to:{to}", message)]))
+        return int(answer)
 
     async def listen(
         self, began: Callable[[], None], changed: Callable[[str], None], told: Callable[[bytes], None]
@@ -162,8 +162,38 @@ class ValkeyStore:
 
     async def ended(self, who: str) -> bool:
         """Whether a process has ended in an orderly way: all that it recorded is here."""
-        async with _store_errors():
-            return bool(await self._connected().exists(f"{self._prefix}:ended:{who}"))
+        (answer,) = _checked(await self._execute([("EXISTS", f"{self._prefix}:ended:{who}")]))
+        return bool(answer)
+
+    # -- streams that are lent
+
+    def loan_key(self, tag: str, loan: str) -> str:
+        """Where a loan lies: in the slot of its session."""
+        return f"{self._prefix}:held:{{{tag}}}:{loan}"
+
+    async def append(self, appends: Sequence[Append]) -> list[bool]:
+        """Append to loans, each in one step; False for one whose beginning is not there (any more)."""
+        commands: list[Command] = []
+        for each in appends:
+            channel = f"{self._prefix}:to:{each.reader}"
+            step: Command = (int(each.lease * 1000), each.read, each.first, channel, each.notice)
+            commands.append(("EVALSHA", self._shas["append"], 1, each.key, *step, *each.entries))
+        return [answer == 1 for answer in _checked(await self._execute(commands))]
+
+    async def follow(self, follows: Sequence[tuple[str, int]], most: int) -> list[list[tuple[int, bytes]] | None]:
+        """Of each loan the entries from a number on, at most so many; None for one that is not there (any more)."""
+        sha = self._shas["follow"]
+        answers = await self._execute([("EVALSHA", sha, 1, key, number, most) for key, number in follows])
+        return [
+            [(int(number.partition(b"-")[0]), fields[1]) for number, fields in answer]
+            if isinstance(answer, list)
+            else None
+            for answer in _checked(answers)
+        ]
+
+    async def unlink(self, key: str) -> None:
+        """Remove a loan."""
+        _checked(await self._execute([("UNLINK", key)]))
 
     # -- commands
 
@@ -202,9 +232,8 @@ class ValkeyStore:
             client = self._connected()
             if isinstance(client, RedisCluster):
                 return await asyncio.gather(*(self._execute_one(client, command) for command in commands))
-            parts = (commands[start : start + PIPELINED] for start in range(0, len(commands), PIPELINED))
-            answers = await asyncio.gather(*(_execute_together(client, part) for part in parts))
-            return [answer for part in answers for answer in part]
+            assert self._bundle is not None  # as the client
+            return await self._bundle.execute(commands)
 
     async def _execute_one(self, client: RedisCluster, command: Command) -> Any:
         async with self._slots:
@@ -231,10 +260,22 @@ class ValkeyStore:
 
     async def _disconnect(self) -> None:
         clients = {client for client in (self._client, self._single) if client is not None}
-        self._client = self._single = None
+        if self._bundle is not None:
+            self._bundle.close()
+        self._client = self._single = self._bundle = None
         for client in clients:
             with contextlib.suppress(RedisError, OSError):
                 await client.aclose()
+
+
+def _checked(answers: list[Any]) -> list[Any]:
+    """The answers, None where there is something else under the key. Raises StoreError for any other error."""
+    for number, answer in enumerate(answers):
+        if isinstance(answer, RedisError):
+            if not str(answer).startswith(_NO_SESSION):
+                raise _as_store_error(answer)
+            answers[number] = None
+    return answers
 
 
 def _pack(texts: Sequence[bytes | str | int | float]) -> bytes:
@@ -244,13 +285,6 @@ def _pack(texts: Sequence[bytes | str | int | float]) -> bytes:
         part = text if isinstance(text, bytes) else str(text).encode()
         parts += (len(part).to_bytes(4, "big"), part)
     return b"".join(parts)
-
-
-async def _execute_together(client: Redis, commands: Sequence[Command]) -> list[Any]:
-    pipeline = client.pipeline(transaction=False)
-    for command in commands:
-        pipeline.execute_command(*command)
-    return await pipeline.execute(raise_on_error=False)
 
 
 def _patience() -> dict[str, Any]:

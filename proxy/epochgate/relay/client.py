@@ -14,12 +14,13 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 
 from epochgate.errors import BadRequestError
 from epochgate.relay.clients import BODY_RATE, Clients
+from epochgate.relay.downstream import Watcher
 from epochgate.relay.headers import MAX_HEAD, Framing, lower_case
 from epochgate.relay.known import KnownRequests, with_length
 from epochgate.relay.reply import Reply, error_reply
@@ -32,19 +33,6 @@ PEER_CHECK = 0.2  # s between looks at a peer from which nothing is read
 PROBE_AT = frozenset({1, 5, 25, 125})  # looks at which a half-closed peer is probed
 
 _NO_LINGER = struct.pack("ii", 1, 0)
-
-
-class Watcher(Protocol):
-    """Whoever works on a request hears what becomes of the client."""
-
-    def client_gone(self) -> None:
-        """The connection is lost; nothing can be written any more."""
-
-    def client_paused(self) -> None:
-        """The client does not keep up (T6)."""
-
-    def client_resumed(self) -> None:
-        """It does again."""
 
 
 # Works on a request: what it returns goes on in a task; None: it goes on by itself, and calls `work_done`.
@@ -66,7 +54,7 @@ class ClientConnection(asyncio.Protocol):
         self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
         self._opening = b""  # the read that is being parsed, where a request begins with it
         self._served = False  # one request at least: a connection for one stream keeps nothing for the next
-        self._known = KnownRequests()
+        self._known = KnownRequests(clients.heads)
         self._upgrade: Request | None = None  # it asks for another protocol; a new parser reads on
         self._queue: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -115,6 +103,9 @@ class ClientConnection(asyncio.Protocol):
                 continue
             except httptools.HttpParserError as error:
                 cause = error.__context__
+                if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(cause, BadRequestError):
+                    fault = {"message": "a request could not be read", "exception": cause or error}  # a fault of ours
+                    self._loop.call_exception_handler(fault)
                 self._refuse(cause if isinstance(cause, BadRequestError) else _as_bad_request(error))
             else:
                 if self._incoming is not None and self._overhead > MAX_HEAD:
@@ -148,7 +139,7 @@ class ClientConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._queue.clear()
-        self._known = KnownRequests()
+        self._known.forget()
         if self._incoming is not None and not self._in_head:
             self._incoming.body.break_off(ConnectionResetError("the client has gone"))
         self._incoming = None

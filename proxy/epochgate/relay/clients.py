@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+from epochgate.relay.known import Room
 from epochgate.settings import Limits
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Clients:
     def __init__(self, limits: Limits, others: Collection[object] = (), files: int | None = None) -> None:
         self.limits = limits
         self.closed: Counter[str] = Counter(gave_way=0, refused=0, slow_head=0, slow_body=0)
+        self.heads = Room()
         self._files = open_files() if files is None else files
         self._others = others
         self._all: set[ClientConnection] = set()

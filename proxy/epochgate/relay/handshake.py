@@ -12,7 +12,7 @@ from epochgate.guard.policy import Policy
 from epochgate.guard.record import Session
 from epochgate.guard.verdict import Reason
 from epochgate.relay.context import Context
-from epochgate.relay.flow import Downstream
+from epochgate.relay.downstream import Downstream
 from epochgate.relay.headers import Head, is_event_stream, is_json
 from epochgate.relay.passage import BodyTap, HandshakeTap, Passage, Tap
 from epochgate.relay.upstream import UpstreamConnection

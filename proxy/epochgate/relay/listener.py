@@ -98,7 +98,8 @@ async def listen_together(
                 ssl_handshake_timeout=within,
                 reuse_port=True,
             )
-        kept: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}  # or the first to end removes it
+        # From Python 3.13 on the first to end would remove it for all.
+        kept: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         return await loop.create_unix_server(
             protocol, sock=inherited, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=within, **kept
         )

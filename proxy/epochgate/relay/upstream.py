@@ -268,6 +268,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         framing = self._framing(status)
         self._keep = framing is not Framing.CLOSE and self._parser.should_keep_alive()
+        if framing is Framing.CHUNKED and self._parser.get_http_version() != "1.1":
+            self._keep = False  # who wrote that may have meant another framing (RFC 9112 section 6.1)
         first = dict(zip(reversed(self._names), (value for _, value in reversed(self._fields)), strict=True))
         self._head = Head(status, self._status, fields, first, framing)
         if self._method == b"HEAD" and framing is Framing.NONE:

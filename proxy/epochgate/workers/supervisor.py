@@ -14,7 +14,7 @@ from epochgate.relay.clients import raise_open_files
 from epochgate.relay.listener import Reserved, reserve
 from epochgate.relay.logs import set_up_logs
 from epochgate.relay.reload import Reload
-from epochgate.relay.server import Stop, announce, find_tracing
+from epochgate.relay.server import Stop, announce, find_tracing, leave_no_core
 from epochgate.relay.telemetry import Decided, log
 from epochgate.relay.tls import check_store, client_context, server_context
 from epochgate.settings import Settings
@@ -29,7 +29,8 @@ END_WITHIN = 15.0  # s beyond the time to drain that workers get for the rest, s
 def supervise(settings: Settings, load: Callable[[], Settings], config: Path | None = None) -> int:
     """Serve with `settings.workers` processes until SIGTERM or SIGINT; the exit status. See `relay.server.serve`."""
     set_up_logs(settings.log)
-    raise_open_files()  # for the workers, too
+    raise_open_files()  # as the next, for the workers, too
+    leave_no_core()
     check(settings)
     reserved = reserve(settings.listen, "listen")
     try:
