@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import islice
 
 import structlog
@@ -90,6 +90,10 @@ class KeptLedger:
         self.records.put(session, now)
         self._enqueue(mirror, urgent=True)
         return session
+
+    def spread(self, session: Session) -> Awaitable[None] | None:  # noqa: ARG002
+        """See `Ledger`."""
+        return None
 
     def sessions(self) -> list[Session]:
         """See `Ledger`."""
