@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from epochgate.relay.coding import MOST_AT_ONCE, decoded, decoder_of
+from epochgate.relay.coding import MOST_AT_ONCE, MOST_MEMBERS, decoded, decoder_of
 
 compress = functools.partial(gzip.compress, mtime=0)  # the same bytes in every process
 PLAIN = b"id: 1\ndata: one\n\nid: 2\ndata: two\n\n" * 50
@@ -73,3 +73,11 @@ def test_t8_unreadable_once_is_unreadable_for_ever(coding, data):
     assert decoder.decode(data) is None
     assert decoder.decode(compress(PLAIN)) is None
     assert decoded(data, coding) == data
+
+
+@pytest.mark.parametrize(("members", "readable"), [(MOST_MEMBERS // 2, True), (MOST_MEMBERS + 300, False)])
+def test_t8_a_flood_of_members_is_a_bomb(members, readable):
+    """4 MiB of empty ones kept the event loop busy for a minute: zlib copies the rest at the end of each."""
+    data = compress(b"") * members + compress(PLAIN)
+    plain = decoder_of(b"gzip").decode(data)
+    assert plain == (PLAIN if readable else None)
