@@ -40,6 +40,7 @@ class Opening:
     def received_head(self, head: Head) -> None:
         """The head of the answer."""
         receiver = self._choose(self._connection, head)
+        self._forwarder.answered()
         if receiver is None:
             self._connection.abort()
         else:
@@ -83,6 +84,7 @@ class Forwarder:
         self._request = request
         self._client = request.connection
         self._span = span
+        self._method: str | None = None
         self._sent: list[bytes] = []  # a copy of the request body, as far as it is needed
         self._sent_size = 0
 
@@ -99,7 +101,14 @@ class Forwarder:
     @property
     def rpc_method(self) -> str | None:
         """The JSON-RPC method that the body asks for, as far as the body was copied."""
-        return method_of(b"".join(self._sent)) if self._sent else None
+        return method_of(b"".join(self._sent)) if self._sent else self._method
+
+    def answered(self) -> None:
+        """The answer has begun: a POST, which is sent once, may stream for hours, and its body is not kept as long."""
+        if self._sent and self._request.method == b"POST":
+            if self._span is not None:
+                self._method = self.rpc_method
+            self._sent.clear()
 
     def may_initialize(self) -> bool:
         """Whether the body may hold an `initialize`, however it came and is written: a quick look."""
