@@ -148,7 +148,7 @@ class ClientConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._queue.clear()
-        self._known = KnownRequests()
+        self._clients.count_heads(-self.forget_heads())
         if self._incoming is not None and not self._in_head:
             self._incoming.body.break_off(ConnectionResetError("the client has gone"))
         self._incoming = None
@@ -239,7 +239,10 @@ class ClientConnection(asyncio.Protocol):
         request.body.finish()
         self._incoming = None
         if self._served and self._opening and request.body.framing is Framing.SIZED and request.keep_alive:
+            before = len(self._known)
             self._known.keep(self._opening, request)
+            if not self._clients.count_heads(len(self._known) - before):
+                self._clients.count_heads(-self.forget_heads())
         self._opening = b""  # what follows in it is another request
         if request is self.current:
             self._set_timer(None)
@@ -265,6 +268,11 @@ class ClientConnection(asyncio.Protocol):
             request.body.feed(body)
         request.body.finish()
         return request
+
+    def forget_heads(self) -> int:
+        """Forget the heads that came before; how many they were."""
+        kept, self._known = len(self._known), KnownRequests()
+        return kept
 
     # -- for those who work on a request
 

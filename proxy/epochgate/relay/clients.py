@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from epochgate.relay.client import ClientConnection
 
 SPARE_FILES = 64  # descriptors that are left for listeners, the store, logs and the admin side
+MOST_HEADS = 4096  # heads of requests that are known of all connections (`relay.known`): some 40 MiB if all are long
 BODY_RATE = 500  # bytes a second that the body of a request has to come with; Apache's mod_reqtimeout asks for that too
 
 
@@ -32,6 +33,7 @@ class Clients:
         self._others = others
         self._all: set[ClientConnection] = set()
         self._waiting: dict[ClientConnection, None] = {}  # no request of theirs is being worked on, by since when
+        self._heads = 0
 
     def __len__(self) -> int:
         return len(self._all)
@@ -62,6 +64,16 @@ class Clients:
             self.remove(longest)
             self.closed["gave_way"] += 1
             longest.abort()
+
+    def count_heads(self, change: int) -> bool:
+        """So many more heads are known of a connection. Who waits longest forgets its own; False: there is no room."""
+        self._heads += change
+        if self._heads > MOST_HEADS:
+            for client in self._waiting:
+                self._heads -= client.forget_heads()
+                if self._heads <= MOST_HEADS // 2:
+                    break
+        return self._heads <= MOST_HEADS
 
     def begin(self, client: ClientConnection) -> None:
         """A request of it is being worked on."""

@@ -65,6 +65,9 @@ class KnownRequests:
     def __init__(self) -> None:
         self._heads: dict[bytes, KnownRequest] = {}
 
+    def __len__(self) -> int:
+        return len(self._heads)
+
     def split(self, data: bytes) -> tuple[KnownRequest, bytes, bytes] | None:
         """What is known of the head, the digits of the length, and the body of `data`, one whole request; else None."""
         key, digits, begin = _divide(data)
