@@ -15,6 +15,8 @@ COPY proxy proxy
 RUN /build/bin/pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/epochgate/bin/pip install --no-cache-dir --no-index --no-deps /wheels/*.whl \
     && /opt/epochgate/bin/pip uninstall --yes pip \
+    && /build/bin/cyclonedx-py environment /opt/epochgate/bin/python --pyproject pyproject.toml \
+       --output-reproducible --output-format JSON --output-file /opt/epochgate/sbom.cdx.json \
     && /opt/epochgate/bin/python -m compileall -q /opt/epochgate/lib
 
 FROM python:3.13-slim-trixie

@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint coverage casebook bench reliability clean
+.PHONY: demo test lint coverage casebook bench dist fuzz reliability clean
 
-$(BIN)/epochgate: pyproject.toml requirements/run.txt
+$(BIN)/epochgate: pyproject.toml requirements/run.txt requirements/build.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/run.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/run.txt -r requirements/build.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.test: $(BIN)/epochgate requirements/test.txt
@@ -37,7 +37,26 @@ casebook: $(BIN)/epochgate
 bench: $(VENV)/.test .bench/peers/.done .bench/mitmproxy/.done .bench/mcp-proxy/.done
 	$(BIN)/python -m bench --report docs $(BENCH)
 
-reliability: $(VENV)/.test
+$(VENV)/.fuzz: $(VENV)/.test requirements/fuzz.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/fuzz.txt
+	@touch $@
+
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python -m reliability --only fuzzing
+
+# The wheel and its bill of materials, in dist/: the same bytes for the same commit.
+dist: .tools/build/.done
+	SOURCE_DATE_EPOCH=$(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct)) sh deploy/dist.sh .tools/build dist
+
+.tools/build/.done: deploy/image/build.txt
+.tools/audit/.done: requirements/audit.txt
+
+.tools/%/.done:
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+reliability: $(VENV)/.fuzz .tools/build/.done .tools/audit/.done
 	$(BIN)/python -m reliability --report docs $(LONG) $(if $(ONLY),--only $(ONLY))
 
 .bench/%/.done: bench/requirements-%.txt

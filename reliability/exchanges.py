@@ -246,7 +246,8 @@ class _Maker:
     def _reply(self, *, expects: bool) -> Answer:
         choose = self._choose
         refuses = expects and choose.random() < 0.4
-        interims = tuple(_interim(choose) for _ in range(choose.choice((0, 0, 0, 1, 3)))) if self._http11 else ()
+        interims = tuple(_interim(choose, expects=expects) for _ in range(choose.choice((0, 0, 0, 1, 3))))
+        interims = interims if self._http11 else ()
         if expects and not refuses:
             interims = (b"HTTP/1.1 100 Continue\r\n\r\n", *interims)
         status = 417 if refuses else self._status()
@@ -319,9 +320,11 @@ def _field(choose: Random) -> bytes:
     return choose.choice(NAMES) + b":" + choose.choice(BLANKS) + choose.choice(VALUES) + choose.choice(ENDS)
 
 
-def _interim(choose: Random) -> bytes:
+def _interim(choose: Random, *, expects: bool) -> bytes:
+    """One that is not the answer to `Expect`; a 100 that nobody waits for is legal."""
     fields = b"".join(_field(choose) + b"\r\n" for _ in range(choose.randrange(3)))
-    start = choose.choice((b"103 Early Hints", b"102 Processing", b"199 ", b"104 Upload Resumption"))
+    starts = (b"103 Early Hints", b"102 Processing", b"199 ", b"104 Upload Resumption", b"100 Continue")
+    start = choose.choice(starts[:4] if expects else starts)
     return b"HTTP/1.1 " + start + b"\r\n" + fields + b"\r\n"
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from reliability.fuzz import CORPUS, TARGETS
 from reliability.mutation import mutate
@@ -58,11 +55,10 @@ def fuzz(target: str, seconds: int, options: Options) -> Figure:
         f"-artifact_prefix={options.work}/{target}-", str(found), str(CORPUS / target),
     ]  # fmt: skip
     with log.open("wb") as output:
-        ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=_environment(), check=False)
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
     text = log.read_text(errors="replace")
-    edges, inputs, size = (
-        (list(_LAST.finditer(text)) or [None])[-1].groups() if _LAST.search(text) else ("0", "0", "0b")
-    )
+    coverage = _LAST.findall(text)
+    edges, inputs, size = coverage[-1] if coverage else ("0", "0", "0b")
     runs = int(_stat(text, "number_of_executed_units"))
     broken = [file.name for file in sorted(options.work.glob(f"{target}-*"))]
     value = f"{runs:,} inputs in {seconds} s, {edges} edges, corpus {inputs} ({size}), {len(broken)} findings"
@@ -70,21 +66,9 @@ def fuzz(target: str, seconds: int, options: Options) -> Figure:
     return Figure(f"{target}: {ABOUT[target]}", value, "nothing found", holds=holds)
 
 
-def _environment() -> dict[str, str]:
-    """That of this process; a target must not write a cache of its instrumented modules."""
-    return os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-
-
 def _stat(text: str, name: str) -> str:
     found = re.search(rf"stat::{name}:\s*(\d+)", text)
     return found[1] if found else "0"
-
-
-def corpus() -> Iterator[tuple[str, Path]]:
-    """Every input that is kept, with its target."""
-    for target in TARGETS:
-        for file in sorted((CORPUS / target).iterdir()):
-            yield target, file
 
 
 PART = Part(

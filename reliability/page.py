@@ -31,7 +31,7 @@ def _section(part: Part, result: dict | None) -> str:
         "|---|---|---|---|",
     ]
     for figure in result["figures"]:
-        holds = "holds" if figure["holds"] else "**fails**"
+        holds = "holds" if figure["holds"] else "**not known**" if figure.get("unreachable") else "**fails**"
         lines.append(f"| {figure['what']} | {figure['value']} | {figure['bound']} | {holds} |")
     lines += ["", *(f"![{part.title}](reliability/{plot})\n" for plot in part.plots)]
     return "\n".join(lines)

@@ -19,17 +19,21 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the page: what was measured, the value, the bound as words, and whether it holds."""
+    """One row of the page: what was measured, the value, the bound as words, and whether it holds.
+
+    `unreachable`: it does not hold because somebody else's service could not be asked, which does not fail the run.
+    """
 
     what: str
     value: str
     bound: str
     holds: bool
+    unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`run` raises or gives figures; each figure that does not hold fails the run."""
+    """`run` raises or gives figures; each figure that does not hold fails the run, unless it could not be asked for."""
 
     name: str
     title: str

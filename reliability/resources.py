@@ -86,7 +86,9 @@ async def suffer(case: Case, size: float, directory: pathlib.Path) -> Report:
 def figure(case: Case, report: Report) -> Figure:
     grown = (report.peak - report.before) / MIB
     calls = report.calls
-    felt = f"{calls['calls']} calls meanwhile: p99 {calls['p99'] * 1000:.0f} ms, slowest {calls['slowest'] * 1000:.0f} ms"
+    felt = (
+        f"{calls['calls']} calls meanwhile: p99 {calls['p99'] * 1000:.0f} ms, slowest {calls['slowest'] * 1000:.0f} ms"
+    )
     memory = f"memory {report.before / MIB:.0f}, at most {report.peak / MIB:.0f}, then {report.after / MIB:.0f} MiB"
     wrong = [text for text in (report.failure, *report.complaints) if text]
     if calls["failed"]:

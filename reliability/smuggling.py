@@ -20,7 +20,7 @@ from reliability.served import serving
 from reliability.strict import Message, UnclearError, read_answer, read_request
 
 PATIENCE = 10.0  # s that one case may take
-LINGER = 0.05  # s that the upstream leaves a connection open after an odd answer
+LINGER = 0.05  # s that the upstream leaves a connection open after an odd answer whose end is that of the connection
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 AFTER = b"GET /after HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -74,10 +74,24 @@ class Upstream:
                     writer.write(self.odd)
                     if not self.lingers:
                         return
-                    patience = LINGER
+                    patience = PATIENCE if is_whole(self.odd, request.method) else LINGER
                     continue
                 body = b"" if request.method == b"HEAD" else request.target
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(request.target), body))
+
+
+def is_whole(odd: bytes, method: bytes) -> bool:
+    """Whether an answer has an end of its own, or is none at all: the proxy waits for no more of it."""
+    at, status = 0, 0
+    try:
+        while status < 200:
+            found = read_answer(odd, at, method=method, ended=False)
+            if found is None:
+                return False
+            status, at = found[0].status, found[1]
+    except UnclearError:
+        pass
+    return True
 
 
 async def ask(address: tuple[str, int], pieces: Iterable[bytes]) -> bytes:

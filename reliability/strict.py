@@ -184,7 +184,7 @@ def _chunks(data: bytes, at: int) -> tuple[bytes, list[Field], int | None]:
     trailers: list[Field] = []
     while (end := data.find(b"\r\n", at)) > at:
         found = _FIELD.match(data[at:end])
-        if found is None:
+        if found is None or found[1].lower() in (b"content-length", b"transfer-encoding"):
             raise UnclearError(f"trailer {data[at:end][:80]!r}")
         trailers.append((found[1], found[2]))
         at = end + 2

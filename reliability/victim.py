@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
             del self._buffer[:stop]
             self._answer(not head.startswith(b"GET"), target, lower, body)
 
-    def _answer(self, is_post: bool, target: bytes, lower: bytes, body: bytes) -> None:  # noqa: FBT001
+    def _answer(self, is_post: bool, target: bytes, lower: bytes, body: bytes) -> None:
         found = _ID(body)
         number = found[1] if found else b"0"
         if b'"initialize"' in body:

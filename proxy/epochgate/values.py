@@ -197,8 +197,9 @@ class StoreUrl:
         start, at, end = self.text.rpartition("@")
         if not at:
             return self.text
-        user = urllib.parse.urlsplit(self.text).username or ""
-        return f"{start.partition('://')[0]}://{user}:***@{end}"
+        scheme, _, given = start.partition("://")
+        user, colon, _ = given.partition(":")
+        return f"{scheme}://{user}:***@{end}" if colon else f"{scheme}://***@{end}"  # one word may be a password
 
 
 def parse_store(value: object) -> StoreUrl:

@@ -9,7 +9,7 @@ import signal
 from aiohttp.http_exceptions import BadHttpMessage
 
 from admin.stage import Client, play_divergent, play_proven, proxy
-from epochgate.admin.server import without_contents
+from epochgate.admin.server import only_own_faults
 
 SESSIONS = 100
 SECRETS = ("hunter2", "hunter3", "hunter4", "hunter5", "hunter6", "hunter7")
@@ -110,7 +110,7 @@ async def test_l7_what_the_admin_side_cannot_understand_is_not_logged(server, tm
 
 def test_l7_of_a_fault_of_the_admin_side_only_kind_and_place_are_logged(caplog):
     logger = logging.getLogger("test.faults")
-    logger.addFilter(without_contents)
+    logger.addFilter(only_own_faults)
 
     def fail(error: Exception) -> None:
         raise error

@@ -87,6 +87,16 @@ def test_image_has_no_build_tools(image: Image) -> None:
     assert not (root / "source").exists()
 
 
+@pytest.mark.slow
+def test_image_carries_its_bill_of_materials(image: Image) -> None:
+    """Every package that is installed in it, in the version that is pinned, and no other."""
+    bill = json.loads(pathlib.Path(image.root, "opt/epochgate/sbom.cdx.json").read_text())
+    listed = {one["name"].lower().replace("_", "-"): one["version"] for one in bill["components"]}
+    found = pathlib.Path(image.root).glob("opt/epochgate/lib/python3*/site-packages/*.dist-info")
+    installed = dict(path.name.removesuffix(".dist-info").lower().replace("_", "-").rsplit("-", 1) for path in found)
+    assert listed.items() | {("epochgate", installed["epochgate"])} == installed.items()
+
+
 TOOLS = ("pip", "pip3", "gcc", "cc", "make", "git", "ruff")
 
 

@@ -101,6 +101,12 @@ class Client:
         self.resumes = 0
         self.refused: str | None = None
         self.begun = asyncio.Event()
+        self._answer: aiohttp.ClientResponse | None = None
+
+    def leave(self) -> None:
+        """Drop the connection that the stream comes on, as by a lost network."""
+        if self._answer is not None and self._answer.connection is not None:
+            self._answer.connection.transport.abort()
 
     async def open(self) -> None:
         body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
@@ -140,6 +146,7 @@ class Client:
             request = self._crowd.http.get(self._crowd.url(), headers=headers)
 
     async def _take(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
         async for line in answer.content:
             if line.startswith(b"data: "):
                 message = json.loads(line[6:])
@@ -159,7 +166,7 @@ async def _reason(answer: aiohttp.ClientResponse) -> str:
 class Proxy:
     """A proxy process."""
 
-    def __init__(self, directory: Path, upstream: Upstream, store: str) -> None:
+    def __init__(self, directory: Path, upstream: Upstream, store: str, hold: str) -> None:
         self.port, self.admin = free_port(), free_port()
         directory.mkdir()
         self._config = directory / "epochgate.yaml"
@@ -169,7 +176,7 @@ class Proxy:
             "admin": {"listen": f"127.0.0.1:{self.admin}"},
             "upstream": {"url": f"http://127.0.0.1:{upstream.port}"},
             "store": {"url": store},
-            "policies": [{"name": "mcp", "resume": {"accept": ["connection", "epoch"], "hold": {"time": "0s"}}}],
+            "policies": [{"name": "mcp", "resume": {"accept": ["connection", "epoch"], "hold": {"time": hold}}}],
         }
         self._config.write_text(json.dumps(settings))
         self._process: subprocess.Popen[bytes] | None = None
@@ -231,10 +238,10 @@ class Crowd:
 
 
 @contextlib.asynccontextmanager
-async def crowd(directory: Path, store: str, proxies: int):
+async def crowd(directory: Path, store: str, proxies: int, hold: str = "0s"):
     upstream = Upstream()
     await upstream.start()
-    started = [Proxy(directory / f"proxy-{n}", upstream, store) for n in range(proxies)]
+    started = [Proxy(directory / f"proxy-{n}", upstream, store, hold) for n in range(proxies)]
     try:
         await asyncio.gather(*(proxy.start() for proxy in started))
         connector = aiohttp.TCPConnector(limit=0, force_close=True)

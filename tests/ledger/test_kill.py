@@ -88,3 +88,39 @@ async def test_one_of_two_replicas_is_killed(kind, tmp_path, capsys):
     """With a shared store: the other one goes on with all sessions."""
     with running(kind, tmp_path) as server:
         await asyncio.wait_for(play(tmp_path, server.url, 2, capsys), 40.0)
+
+
+@pytest.mark.slow
+async def test_a_replica_is_killed_while_the_others_read_what_it_lends(tmp_path, capsys):
+    """R4, docs/adr/0009: a stream goes on where its client comes back; without its owner, by an ordinary resume."""
+    with running("valkey", tmp_path) as server:
+        async with asyncio.timeout(40.0), crowd(tmp_path, server.url, 2, hold="60s") as scene:
+            clients = [Client(scene) for _ in range(60)]
+            await asyncio.gather(*(client.open() for client in clients))
+            talking = asyncio.create_task(scene.talk())
+            readers = [asyncio.create_task(client.read()) for client in clients]
+            await asyncio.gather(*(client.begun.wait() for client in clients))
+            for _ in range(3):
+                await asyncio.sleep(0.7)
+                for client in clients:
+                    client.leave()
+            await asyncio.sleep(1.0)
+            victim = scene.alive.pop(0)
+            victim.kill()
+            await asyncio.sleep(7.0)
+            talking.cancel()
+            for client in clients:
+                assert [number for number, _ in client.got] == list(range(1, len(client.got) + 1))
+                if client.refused is None:
+                    assert client.last >= len(scene.upstream.stored[client.session]) - 15
+            outcomes = Counter(client.refused or "goes on" for client in clients)
+            verdicts = victim.verdicts() + scene.alive[0].verdicts()
+            with capsys.disabled():
+                print(f"\nlent: {dict(outcomes)}; {dict(verdicts)}")
+            assert set(outcomes) <= {"goes on", "unknown_cursor"}
+            assert outcomes["goes on"] > len(clients) * 0.8
+            assert verdicts["proven", "connection"] >= 3 * len(clients) * 0.9
+            for task in readers:
+                task.cancel()
+            ended = await asyncio.gather(talking, *readers, return_exceptions=True)
+            assert not [error for error in ended if isinstance(error, Exception)]

@@ -13,6 +13,8 @@ from epochgate.errors import StoreError
 from epochgate.guard.record import Origin
 from epochgate.ledger import kept
 from epochgate.ledger.base import Resume
+from epochgate.ledger.loans import Head
+from epochgate.ledger.messages import Offer
 from ledger.places import WHO, Faulty, Valkey, facts, say, story
 from ledger.servers import free_port, running
 
@@ -208,11 +210,60 @@ async def test_a_resume_elsewhere_is_told(common):
     """R4: who holds the stream for the same caller lets go of it."""
     one, two = await common.ledger(), await common.ledger()
     told = []
-    one.on_resumed = lambda session, resume: told.append((session, resume))
+    one.lending.on_resumed = lambda session, asked: told.append(
+        (session, asked.cursor, asked.credentials, asked.stream)
+    )
     session = story(one)
     await one.flush()
     await two.find(b"session", time.time(), Resume(b"4", WHO))
-    assert told == [(session, Resume(b"4", WHO))]
+    assert told == [(session, b"4", WHO, session.locate(b"4")[0].key)]
+
+
+async def test_an_offer_of_another_epoch_goes_back(common):
+    """L1: what the owner holds belongs to a former grant of the id, of which it has not heard that it is void."""
+    one, two = await common.ledger(), await common.ledger()
+    story(one)
+    await one.flush()
+    loans = []
+
+    def lend(session, asked):
+        loan = one.lending.lend(session.id, asked.asker)
+        loan.put(Head(200, b"OK", [], "CHUNKED"))
+        loans.append(loan)
+        stream, position = session.locate(asked.cursor)
+        return Offer(loan.name, one.lending.who, lives.pop(), stream.key, position, decided=True)
+
+    one.lending.on_resumed = lend
+    lives = ["another", kept.mirror_of(one.get(b"session", time.time())).life]
+    for offered in (1, 0):
+        resume = Resume(b"4", WHO, serves=True)
+        await two.find(b"session", time.time(), resume)
+        assert len(resume.offers) == offered
+    await until(lambda: loans[1].over)
+    assert not loans[0].over
+
+
+async def test_traffic_that_goes_on_does_not_keep_others_waiting(common):
+    """What was recorded before the question is written; what comes after it is another matter."""
+    one, two = await common.ledger(), await common.ledger()
+    session = story(one)
+    await one.flush()
+    stream = session.locate(b"4")[0]
+    number = 4
+
+    async def talk():
+        nonlocal number
+        while True:
+            number += 1
+            say(session, stream, number)
+            await asyncio.sleep(0)
+
+    talking = asyncio.create_task(talk())
+    try:
+        found = await asyncio.wait_for(two.find(b"session", time.time(), Resume(b"4", WHO)), 1.5)
+    finally:
+        talking.cancel()
+    assert not any(stream.torn for stream in found)
 
 
 async def test_fences_are_not_missed_while_nobody_tells(common, quick):

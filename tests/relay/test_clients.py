@@ -119,36 +119,6 @@ async def test_a_connection_to_the_upstream_finds_a_descriptor(relay):
     assert (await client.message()).body == b"fine"
 
 
-@pytest.mark.parametrize("busy", [False, True])
-async def test_known_heads_are_bounded_over_all_connections(relay, monkeypatch, busy):
-    """Who waits longest forgets its own; where all are at work no more are learnt."""
-    monkeypatch.setattr("epochgate.relay.clients.MOST_HEADS", 20)
-    clients = bound(relay)
-    many = []
-    for _ in range(4):
-        client = await relay.connect()
-        many.append(client)
-        for number in range(12):
-            await client.send(post(b"{}", b"X: %d" % number))
-            if number == 0 and (busy or len(many) == 1):
-                server = await relay.accept()
-            await server.request()
-            if busy and number == 11:
-                break
-            await server.send(ok(b"fine"))
-            assert (await client.message()).body == b"fine"
-    kept = [len(connection._known) for connection in clients]
-    assert clients._heads == sum(kept) <= 20
-    assert sum(kept) >= 8
-    if busy:
-        assert max(kept) <= 20
-    for client in many:
-        client.reset()
-    while len(clients):
-        await settle()
-    assert clients._heads == 0
-
-
 # -- how long
 
 

@@ -244,3 +244,21 @@ async def test_t7_a_fault_of_ours_is_no_500(relay, monkeypatch, place):
     faults = [fault["exception"] for fault in relay.faults]
     relay.faults.clear()
     assert "a fault of ours" in str([fault.__context__ or fault for fault in faults])
+
+
+async def test_t7_a_fault_of_ours_while_a_request_is_read_is_told(relay, monkeypatch):
+    """The client gets the refusal of what cannot be read; the event loop hears whose fault it was."""
+
+    def fail(*_):
+        raise RuntimeError("a fault of ours")
+
+    client = await relay.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr("epochgate.relay.client.ClientConnection._body_of", fail)
+        await client.send(get())
+        assert (await client.message()).status == 400
+    assert await client.gone()
+    assert await relay.unasked()
+    faults = [str(fault["exception"]) for fault in relay.faults]
+    relay.faults.clear()
+    assert faults == ["a fault of ours"]

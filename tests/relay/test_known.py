@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from epochgate.relay.exchange import Exchange
 from epochgate.relay.headers import Framing, Head
-from epochgate.relay.known import MOST_ANSWERS, MOST_REQUESTS, KnownAnswers
+from epochgate.relay.known import MOST_ANSWERS, MOST_IN_ALL, MOST_REQUESTS, KnownAnswers
 from relay.wire import ok, post
 
 HEAD = b"HTTP/1.1 200 OK\r\nX-A: 1\r\nContent-Length: %d\r\n\r\n"
@@ -137,7 +137,7 @@ async def test_a_request_is_forwarded_again_as_the_first_time(relay):
         assert answer.all(b"content-length") == [b"%d" % len(answer.body)]
     assert seen.count(seen[0]) == len(seen)
     connection = next(iter(relay.context.clients))
-    assert len(connection._known._heads) == 1
+    assert len(connection._known) == 1
 
 
 async def test_a_known_head_in_pieces_or_with_another_request_behind_it(relay):
@@ -168,12 +168,13 @@ async def test_what_a_connection_sent_is_forgotten_with_it_and_bounded(relay):
         await server.send(ok(b"1"))
         await client.message()
         (connection,) = relay.context.clients
-        assert len(connection._known._heads) <= MOST_REQUESTS
-    assert len(connection._known._heads) > 1
+        assert len(connection._known) == relay.context.clients.heads.taken <= MOST_REQUESTS
+    assert len(connection._known) > 1
     client.sock.close()
     while relay.context.clients:
         await relay.unasked()
-    assert not connection._known._heads
+    assert not connection._known
+    assert not relay.context.clients.heads.taken
 
 
 async def test_a_request_that_is_not_plain_is_always_parsed(relay):
@@ -185,7 +186,7 @@ async def test_a_request_that_is_not_plain_is_always_parsed(relay):
         assert not (await server.request()).all(b"x-hop")
         await server.send(ok(b"1"))
         await client.message()
-    assert not next(iter(relay.context.clients))._known._heads
+    assert not next(iter(relay.context.clients))._known
 
 
 async def test_the_credentials_of_a_known_head_are_those_of_its_fields(relay):
@@ -206,3 +207,17 @@ async def test_the_credentials_of_a_known_head_are_those_of_its_fields(relay):
             await server.send(ok(b"{}", b"Content-Type: application/json"))
             await peer.message()
     assert len({credentials for _, credentials in seen}) == 2
+
+
+async def test_what_all_connections_keep_is_bounded(relay):
+    """L5."""
+    relay.context.clients.heads.taken = MOST_IN_ALL
+    client = await relay.connect()
+    server = None
+    for _ in range(3):
+        await client.send(post(b"abc"))
+        server = server or await relay.accept()
+        await server.request()
+        await server.send(ok(b"1"))
+        assert (await client.message()).body == b"1"
+    assert not next(iter(relay.context.clients))._known

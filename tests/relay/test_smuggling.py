@@ -118,3 +118,13 @@ async def test_an_absolute_target_and_a_host_that_disagree(relay):
     assert request.all(b"host") == [b"127.0.0.1:%d" % relay.listener.getsockname()[1]]
     await server.send(ok())
     assert (await client.message()).status == 200
+
+
+async def test_a_chunked_answer_of_http10_is_the_last_on_its_connection(relay):
+    """RFC 9112 section 6.1: its framing is faulty, though it can be read."""
+    client, server, _ = await relay.asked(get())
+    fields = b"Connection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n"
+    await server.send(b"HTTP/1.0 200 OK\r\n" + fields + b"2\r\nok\r\n0\r\n\r\n")
+    assert (await client.message()).body == b"ok"
+    assert await server.gone()
+    await assert_not_disturbed(relay)

@@ -1,4 +1,4 @@
-"""Who may change something (fence, reload, drain): whoever has the token, or is on this machine."""
+"""Who may change something (fence, reload, drain): whoever has the token, or is on this machine. And who may look."""
 
 from __future__ import annotations
 
@@ -35,6 +35,25 @@ def check_change(request: web.Request, token_file: str | None) -> None:
     elif reason := _why_foreign(request):
         remedy = "send `Authorization: Bearer` with the token" if token_file else "set admin.token_file to allow others"
         raise web.HTTPForbidden(text=f"only from this machine, and {reason}; {remedy}")
+
+
+def check_look(request: web.Request, token_file: str | None) -> None:
+    """Raises an HTTPForbidden for a request that came by the loopback, under a name that is not the loopback's own.
+
+    That is how a page in a browser on this machine comes here, once the name of its own site leads here. Whoever comes
+    from another machine reached the listener by the operator's will.
+    """
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    if not isinstance(peer, tuple) or not _is_loopback(peer[0]) or _is_address(host := _host_of(request.host)):
+        return
+    if host == "localhost":
+        return
+    if "Authorization" in request.headers:
+        _check_token(request.headers["Authorization"], token_file)
+        return
+    raise web.HTTPForbidden(
+        text="the name it was sent to is not one of this machine's own; ask for localhost or an address"
+    )
 
 
 def _check_token(authorization: str, token_file: str | None) -> None:
@@ -77,6 +96,14 @@ def _why_foreign(request: web.Request) -> str:
 def _host_of(authority: str) -> str:
     host, _, port = authority.rpartition(":")
     return (host if host and port.isdigit() else authority).strip("[]")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _is_loopback(host: str) -> bool:

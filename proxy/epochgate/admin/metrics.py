@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from epochgate.guard.policy import Mode, Proof
 from epochgate.guard.verdict import Kind, Reason
 from epochgate.relay.context import Context
 from epochgate.relay.reload import Reload
+from epochgate.relay.telemetry import LOANS
 
 # Series that exist from the start: a counter that begins with 1 shows no increase to an alert rule.
 FROM_THE_START = (
@@ -136,6 +136,14 @@ FAMILIES = (
         (),
         _one(lambda s: len(s.context.holds)),
     ),
+    Family(
+        True,
+        "epochgate_loans",
+        "Held streams that go over from one process to another. `lent`: by this one; `served`: to a client here; "
+        "`failed`: could not be had, the resume went to the upstream; `lost`: in the middle, its client was cut off.",
+        ("outcome",),
+        lambda s: (((outcome,), s.context.telemetry.loans[outcome]) for outcome in LOANS),
+    ),
     Family(True, "epochgate_events", "Events of guarded streams.", (), _one(lambda s: s.context.telemetry.events)),
     Family(
         True,
@@ -161,28 +169,6 @@ FAMILIES = (
         "Connections to the upstream, the idle ones included.",
         (),
         _one(lambda s: len(s.context.upstream.connections)),
-    ),
-    Family(
-        False,
-        "epochgate_client_connections",
-        "Connections of clients, the idle ones included.",
-        (),
-        _one(lambda s: len(s.context.clients)),
-    ),
-    Family(
-        True,
-        "epochgate_client_connections_closed",
-        "Connections of clients that were closed to keep to `limits`; `why` is `gave_way` (to another one, while it "
-        "waited), `refused` (all were at work), `slow_head` or `slow_body`.",
-        ("why",),
-        lambda s: (((why,), count) for why, count in s.context.clients.closed.items()),
-    ),
-    Family(
-        False,
-        "epochgate_tasks",
-        "Tasks of the event loop: one for each request that is being worked on, and a few that are always there.",
-        (),
-        _one(lambda _: len(asyncio.all_tasks())),
     ),
     Family(
         False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import traceback
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.exposition import choose_encoder
 
-from epochgate.admin.access import check_change, read_token
+from epochgate.admin.access import check_change, check_look, read_token
 from epochgate.admin.metrics import Sources, build_registry
 from epochgate.admin.page import build_page
 from epochgate.admin.views import (
@@ -28,11 +28,14 @@ from epochgate.admin.views import (
 from epochgate.guard.record import Session
 from epochgate.guard.verdict import Kind, Reason
 from epochgate.relay.context import Context
+from epochgate.relay.logs import without_contents
 from epochgate.relay.reload import Reload
 from epochgate.relay.telemetry import LAST_VERDICTS, log
 from epochgate.values import Address
 
 MOST_SESSIONS = 1000  # in one answer
+FOR_ALL = frozenset({"/livez", "/readyz", "/metrics"})  # for probes and Prometheus, under any name
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -44,7 +47,7 @@ class AdminServer:
         self._reload = reload
         self._begin_drain = begin_drain
         self._registry = build_registry(Sources(context, reload))
-        application = web.Application(middlewares=[_guard_answers], client_max_size=64 * 1024)
+        application = web.Application(middlewares=[_guard_answers, self._guard_looks], client_max_size=64 * 1024)
         add = application.router
         add.add_get("/", self._root)
         add.add_get("/livez", self._livez)
@@ -60,7 +63,7 @@ class AdminServer:
         add.add_post("/-/reload", self._post_reload)
         add.add_post("/-/drain", self._post_drain)
         faults = logging.getLogger("epochgate.admin")
-        faults.addFilter(without_contents)
+        faults.addFilter(only_own_faults)
         self._runner = web.AppRunner(application, access_log=None, logger=faults, shutdown_timeout=1.0)
 
     async def start(self, address: Address) -> None:
@@ -78,6 +81,13 @@ class AdminServer:
     async def close(self) -> None:
         """End."""
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard_looks(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """What tells of the traffic or the configuration is not for pages of others."""
+        if request.path not in FOR_ALL and request.method in ("GET", "HEAD"):
+            check_look(request, self._reload.settings.admin.token_file)
+        return await handler(request)
 
     # -- health
 
@@ -161,19 +171,10 @@ class AdminServer:
         return session
 
 
-def without_contents(record: logging.LogRecord) -> bool:
-    """Of a fault, its kind and place alone: what an error says may quote the request (L7). Not the peer's faults."""
+def only_own_faults(record: logging.LogRecord) -> bool:
+    """Not the peer's faults; of the own ones what may be told (L7)."""
     error = record.exc_info[1] if record.exc_info else None
-    if error is None or isinstance(error, HttpProcessingError):
-        return False
-    place = traceback.extract_tb(error.__traceback__)[-1:]
-    where = "".join(f" at {frame.filename}:{frame.lineno}" for frame in place)
-    record.msg, record.args = f"a request could not be handled: {type(error).__name__}{where}", ()
-    record.exc_info = None
-    return True
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    return error is not None and not isinstance(error, HttpProcessingError) and without_contents(record)
 
 
 @web.middleware
@@ -203,7 +204,7 @@ def _read_query(
     """The filters and the `limit` of a query. Raises HTTPBadRequest that says what can be asked."""
     wanted = dict(request.query)
     limit = wanted.pop("limit", str(min(most, 100)))
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= most:
+    if not re.fullmatch(r"[0-9]{1,9}", limit) or not 1 <= int(limit) <= most:
         raise web.HTTPBadRequest(text=f"limit: write a number from 1 to {most}")
     for name, value in wanted.items():
         if name not in known and name not in free:

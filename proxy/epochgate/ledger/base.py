@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from epochgate.guard.record import Session
+from epochgate.ledger.messages import Offer
 from epochgate.ledger.state import Change, Kept
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Which stream is resumed, and by whom."""
+    """Which stream is resumed, and by whom; without a cursor it is a new standalone stream.
+
+    `find` adds what other processes offer, where `serves` says that it can be used.
+    """
 
     cursor: bytes
     credentials: bytes
+    serves: bool = field(default=False, compare=False)
+    offers: list[Offer] = field(default_factory=list, compare=False)
 
 
 class Ledger(Protocol):
@@ -32,7 +38,8 @@ class Ledger(Protocol):
     async def find(self, session_id: bytes, now: float, resume: Resume | None = None) -> Session | None:
         """The record, wherever it is kept. Never raises: a store that does not answer knows nothing.
 
-        For a resume what other processes have recorded counts as well, and is waited for a moment.
+        For a resume what other processes have recorded counts as well, and is waited for a moment. What they hold of
+        the stream they offer, or let go of.
         """
 
     def open(self, session_id: bytes, credentials: bytes, token: str | None, policy: str, now: float) -> Session:

@@ -14,6 +14,7 @@ import structlog
 from epochgate.errors import ConfigurationError, StoreError
 from epochgate.guard.record import Session
 from epochgate.ledger.base import Resume, Store, Written
+from epochgate.ledger.lending import Lending
 from epochgate.ledger.memory import Records
 from epochgate.ledger.mirror import Known, Mirror
 from epochgate.ledger.state import Kept, restore
@@ -44,7 +45,7 @@ class KeptLedger:
         self.key = secrets.token_bytes(32)
         self.on_key: Callable[[bytes], None] | None = None  # is told where the kept key becomes known after the start
         self.on_fenced: Callable[[Session], None] | None = None  # another process has fenced it: what is held is void
-        self.on_resumed: Callable[[Session, Resume], None] | None = None  # the stream goes on in another process
+        self.lending: Lending | None = None  # held streams that go over to other processes, where there are such
         self.failures = 0  # of the store, for the metrics
         self.problem: str | None = None
         self.records = records
@@ -233,8 +234,9 @@ class KeptLedger:
                     self._enqueue(mirror)
 
     async def written(self, mirror: Mirror) -> None:
-        """Wait until what was recorded so far of a session is kept."""
-        while mirror.session.watcher is mirror and (mirror.queued or mirror.writing):
+        """Wait until what was recorded so far of a session is kept; traffic that goes on meanwhile does not count."""
+        mark = mirror.mark
+        while mirror.session.watcher is mirror and not mirror.has_reached(mark):
             self._wake.set()
             await asyncio.shield(self._round)
 

@@ -50,15 +50,14 @@ class Mirror(Watcher):
     """Hears of the changes of one session, and calls `queue` when there is something to write."""
 
     __slots__ = (
-        "__weakref__", "_changed", "_gone", "_head", "_head_rev", "_left", "_queue", "_under_way", "_whole", "_written",
-        "active_at", "life", "queued", "read_at", "session", "writers", "writing",
+        "__weakref__", "_changed", "_collected", "_confirmed", "_gone", "_head", "_head_rev", "_left", "_queue",
+        "_under_way", "_whole", "_written", "active_at", "life", "queued", "read_at", "session", "writers",
     )  # fmt: skip
 
     def __init__(self, session: Session, life: str, queue: Queue) -> None:
         self.session = session
         self.life = life
         self.queued = False
-        self.writing = False
         self.read_at = NEVER  # when it was last compared with the store, on the clock of the loop
         self.writers: frozenset[str] = frozenset()  # the processes that wrote to the session, as far as is known
         self.active_at = 0.0  # the time of the last traffic that the store knows
@@ -71,6 +70,8 @@ class Mirror(Watcher):
         self._gone: set[int] = set()
         self._left: set[str] = set()
         self._under_way: frozenset[int] = frozenset()  # streams whose change is being written
+        self._collected = 0  # how often changes were collected
+        self._confirmed = 0  # the last of these that the store has
 
     # -- what is heard
 
@@ -110,6 +111,15 @@ class Mirror(Watcher):
 
     # -- what is written
 
+    @property
+    def mark(self) -> int:
+        """Stands for all that was heard so far: the store has it when `has_reached` says so."""
+        return self._collected + 1 if self.queued else self._collected
+
+    def has_reached(self, mark: int) -> bool:
+        """Whether the store has what was heard before this mark was taken."""
+        return self._confirmed >= mark
+
     def collect(self, lifetime: float) -> Change:
         """What has to be written now, to be kept for `lifetime` s. Then `confirm` or `give_back` has to follow."""
         session = self.session
@@ -127,8 +137,8 @@ class Mirror(Watcher):
                     stream.end,
                 )
         self._changed = {}
+        self._collected += 1
         self.queued = False
-        self.writing = True
         self._under_way = frozenset(streams)
         return Change(
             session_id=session.id,
@@ -146,7 +156,7 @@ class Mirror(Watcher):
 
     def confirm(self, change: Change) -> None:
         """The store has it."""
-        self.writing = False
+        self._confirmed = self._collected
         self._under_way = frozenset()
         self._whole = False
         self.active_at = change.active_at
@@ -165,7 +175,6 @@ class Mirror(Watcher):
 
     def give_back(self, change: Change) -> None:
         """The store may have it or not: it has to be written again."""
-        self.writing = False
         self._under_way = frozenset()
         self._changed.update(dict.fromkeys(change.streams))
 

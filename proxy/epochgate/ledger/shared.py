@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -15,35 +16,38 @@ from epochgate.errors import StoreError
 from epochgate.guard.record import Session
 from epochgate.ledger.base import Resume
 from epochgate.ledger.kept import READ_WITHIN, RESUME_WITHIN, RETRY_AFTER, KeptLedger, mirror_of
+from epochgate.ledger.lending import Lending
 from epochgate.ledger.memory import Records
+from epochgate.ledger.messages import (
+    Answered,
+    Appended,
+    Asked,
+    Granted,
+    Message,
+    Offer,
+    Reading,
+    Returned,
+    TakenBack,
+    decode,
+    encode,
+)
 from epochgate.ledger.mirror import Mirror
 from epochgate.ledger.state import KEYS
 from epochgate.ledger.valkey import ValkeyStore
 
-ASK_WITHIN = 0.5  # s that a resume waits for what another process still has to write
+ASK_WITHIN = 0.5  # s that a resume waits for another process to listen; in a cluster nobody knows whether it does
+ANSWER_WITHIN = 2.0  # s that it waits then for what that one still has to write, which may have much to do
 REACH_AGAIN = 0.05  # s
+CLOSE_WITHIN = 1.0  # s that the end waits for what is lent
 SILENT_FOR = 60.0  # s for which nobody waits again for a process that could not be reached
 
 
-class Asked(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Write what you have of a session, and let go of the stream that is resumed elsewhere."""
+@dataclass(slots=True)
+class _Question:
+    """What other processes were asked: who has not answered yet, and what those that did offer."""
 
-    tag: str
-    asker: str
-    number: int
-    cursor: bytes
-    credentials: bytes
-
-
-class Answered(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """It is written."""
-
-    number: int
-    by: str
-
-
-_decode = msgspec.msgpack.Decoder(Asked | Answered).decode
-_encode = msgspec.msgpack.Encoder().encode
+    waiting: set[str]
+    offers: list[Offer]
 
 
 class SharedLedger(KeptLedger):
@@ -51,11 +55,12 @@ class SharedLedger(KeptLedger):
 
     def __init__(self, records: Records, store: ValkeyStore) -> None:
         super().__init__(records, store)
+        self.lending = self._lending = Lending(store, self._read_anew, self._failed, self._work)
         self._shared = store
         self._key_base = secrets.randbits(30) * KEYS
         self._mirrors: WeakValueDictionary[str, Mirror] = WeakValueDictionary()
         self._hearing_since = float("inf")  # on the clock of the loop
-        self._questions: dict[int, set[str]] = {}  # by number: who has not answered yet
+        self._questions: dict[int, _Question] = {}  # by number
         self._answered = asyncio.Condition()
         self._silent: dict[str, float] = {}  # processes that could not be reached, and until when they count as gone
         self._working: set[asyncio.Task[None]] = set()
@@ -92,6 +97,14 @@ class SharedLedger(KeptLedger):
         """See `Ledger`."""
         await super().start()
         self._tasks.append(asyncio.create_task(self._listen()))
+        self._tasks += self._lending.start()
+
+    async def close(self) -> None:
+        """See `Ledger`."""
+        await self._lending.close(CLOSE_WITHIN)
+        if self._working:
+            await asyncio.wait(self._working, timeout=CLOSE_WITHIN)
+        await super().close()
 
     def watch(self, session: Session, life: str) -> Mirror:
         """See `KeptLedger`."""
@@ -124,20 +137,48 @@ class SharedLedger(KeptLedger):
         if mirror is not None:
             self._work(self._reread(mirror.session))
 
+    async def _read_anew(self, session_id: bytes) -> None:
+        await self.read(session_id, anew=True)
+
     async def _reread(self, session: Session) -> None:
-        await self.read(session.id, anew=True)
+        await self._read_anew(session.id)
         current = self.records.get(session.id, time.time())
         if (current is not session or current.fence is not None) and self.on_fenced is not None:
             self.on_fenced(session)
 
     def _told(self, data: bytes) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
-            message = _decode(data)
-            if isinstance(message, Asked):
+            self._hear(decode(data))
+
+    def _hear(self, message: Message) -> None:
+        lending = self._lending
+        match message:
+            case Asked():
                 self._work(self._answer(message))
-            else:
-                self._questions.get(message.number, set()).discard(message.by)
-                self._work(self._notify())
+            case Answered():
+                self._take_answer(message)
+            case Granted(tag, stream):
+                mirror = self._mirrors.get(tag)
+                if mirror is not None and lending.on_granted is not None:
+                    lending.on_granted(mirror.session, stream)
+            case Appended(loan):
+                lending.was_appended(loan)
+            case Reading(loans):
+                lending.were_read(loans)
+            case Returned(loan, close):
+                lending.was_returned(loan, close=close)
+            case TakenBack(loan):
+                lending.was_taken_back(loan)
+
+    def _take_answer(self, answered: Answered) -> None:
+        question = self._questions.get(answered.number)
+        if question is not None:
+            question.waiting.discard(answered.by)
+            if answered.offer is not None:
+                question.offers.append(answered.offer)
+            self._work(self._notify())
+        elif answered.offer is not None:
+            self._lending.give_back(answered.offer)  # it comes too late
 
     async def _notify(self) -> None:
         async with self._answered:
@@ -145,12 +186,16 @@ class SharedLedger(KeptLedger):
 
     async def _answer(self, asked: Asked) -> None:
         mirror = self._mirrors.get(asked.tag)
+        offer = None
         if mirror is not None:
-            if self.on_resumed is not None:
-                self.on_resumed(mirror.session, Resume(asked.cursor, asked.credentials))
+            if self._lending.on_resumed is not None:
+                offer = self._lending.on_resumed(mirror.session, asked)
             await self.written(mirror)
+            if offer is not None and not await self._lending.has_begun(offer.loan):
+                self._lending.was_returned(offer.loan, close=True)  # the resume goes to the upstream
+                offer = None
         with contextlib.suppress(StoreError):
-            await self._shared.publish(asked.asker, _encode(Answered(asked.number, self._shared.who)))
+            await self._shared.publish(asked.asker, encode(Answered(asked.number, self._shared.who, offer)))
 
     def _work(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -163,16 +208,20 @@ class SharedLedger(KeptLedger):
         """Have the others write what they have of a session, and read it. Who was killed cannot: then it is torn."""
         number = secrets.randbits(62)
         opening = self._opening
-        waiting = self._questions[number] = set(others)
-        question = _encode(
-            Asked(self._shared.tag(session.id), self._shared.who, number, resume.cursor, resume.credentials)
-        )
+        question = self._questions[number] = _Question(set(others), [])
+        waiting = question.waiting
+        tag, who = self._shared.tag(session.id), self._shared.who
+        found = session.locate(resume.cursor)
+        stream = -1 if found is None else found[0].key
+        asked = encode(Asked(tag, who, number, resume.cursor, resume.credentials, stream, resume.serves))
         try:
+            listening: set[str] = set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_WITHIN):
-                    await asyncio.gather(*(self._reach(other, question) for other in others))
-                    async with self._answered:
-                        await self._answered.wait_for(lambda: not waiting)
+                    await asyncio.gather(*(self._reach(other, asked, listening) for other in others))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_WITHIN if self._shared.in_cluster else ANSWER_WITHIN), self._answered:
+                    await self._answered.wait_for(lambda: not waiting & listening)
             gone = frozenset(waiting)
             self._silent.update((other, asyncio.get_running_loop().time() + SILENT_FOR) for other in gone)
             await self.read(session.id, anew=True, within=RESUME_WITHIN)
@@ -185,10 +234,22 @@ class SharedLedger(KeptLedger):
             self._failed(error, opening)
         finally:
             del self._questions[number]
+            self._take_offers(session.id, question.offers, resume)
 
-    async def _reach(self, other: str, question: bytes) -> None:
+    def _take_offers(self, session_id: bytes, offers: list[Offer], resume: Resume) -> None:
+        """Those of the epoch that this process knows; the others go back."""
+        session = self.records.get(session_id, time.time())
+        life = None if session is None or session.fence is not None else mirror_of(session).life
+        for offer in offers:
+            if offer.life == life:
+                resume.offers.append(offer)
+            else:
+                self._lending.give_back(offer)
+
+    async def _reach(self, other: str, asked: bytes, listening: set[str]) -> None:
         """Put a question to a process; again while it does not listen, which may be about to change."""
-        while not await self._shared.publish(other, question) and not self._shared.in_cluster:
+        while not await self._shared.publish(other, asked) and not self._shared.in_cluster:
             if self._silent.get(other, 0.0) > asyncio.get_running_loop().time():
-                raise TimeoutError
+                return
             await asyncio.sleep(REACH_AGAIN)
+        listening.add(other)

@@ -23,6 +23,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from epochgate.errors import StoreError
 from epochgate.ledger.base import Written
+from epochgate.ledger.loans import Append
 from epochgate.ledger.state import Change, Kept, KeptStream
 
 Argument = bytes | str | int | float
@@ -50,7 +51,7 @@ class ValkeyStore:
         self._key = b""
         self._slots = asyncio.Semaphore(AT_ONCE)
         folder = resources.files("epochgate.ledger")
-        self._scripts = {name: (folder / f"{name}.lua").read_text() for name in ("read", "write")}
+        self._scripts = {name: (folder / f"{name}.lua").read_text() for name in ("read", "write", "append", "follow")}
         self._shas = {
             name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in self._scripts.items()
         }
@@ -163,6 +164,36 @@ class ValkeyStore:
         async with _store_errors():
             return bool(await self._connected().exists(f"{self._prefix}:ended:{who}"))
 
+    # -- streams that are lent
+
+    def loan_key(self, tag: str, loan: str) -> str:
+        """Where a loan lies: in the slot of its session."""
+        return f"{self._prefix}:held:{{{tag}}}:{loan}"
+
+    async def append(self, appends: Sequence[Append]) -> list[bool]:
+        """Append to loans, each in one step; False for one whose beginning is not there (any more)."""
+        commands: list[Command] = []
+        for each in appends:
+            channel = f"{self._prefix}:to:{each.reader}"
+            step: Command = (int(each.lease * 1000), each.read, each.first, channel, each.notice)
+            commands.append(("EVALSHA", self._shas["append"], 1, each.key, *step, *each.entries))
+        return [answer == 1 for answer in _checked(await self._execute(commands))]
+
+    async def follow(self, follows: Sequence[tuple[str, int]], most: int) -> list[list[tuple[int, bytes]] | None]:
+        """Of each loan the entries from a number on, at most so many; None for one that is not there (any more)."""
+        sha = self._shas["follow"]
+        answers = await self._execute([("EVALSHA", sha, 1, key, number, most) for key, number in follows])
+        return [
+            [(int(number.partition(b"-")[0]), fields[1]) for number, fields in answer]
+            if isinstance(answer, list)
+            else None
+            for answer in _checked(answers)
+        ]
+
+    async def unlink(self, key: str) -> None:
+        """Remove a loan."""
+        _checked(await self._execute([("UNLINK", key)]))
+
     # -- commands
 
     def _name(self, session_id: bytes) -> str:
@@ -233,6 +264,16 @@ class ValkeyStore:
         for client in clients:
             with contextlib.suppress(RedisError, OSError):
                 await client.aclose()
+
+
+def _checked(answers: list[Any]) -> list[Any]:
+    """The answers, None where there is something else under the key. Raises StoreError for any other error."""
+    for number, answer in enumerate(answers):
+        if isinstance(answer, RedisError):
+            if not str(answer).startswith(_NO_SESSION):
+                raise _as_store_error(answer)
+            answers[number] = None
+    return answers
 
 
 def _pack(texts: Sequence[bytes | str | int | float]) -> bytes:

@@ -14,12 +14,13 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 
 from epochgate.errors import BadRequestError
 from epochgate.relay.clients import BODY_RATE, Clients
+from epochgate.relay.downstream import Watcher
 from epochgate.relay.headers import MAX_HEAD, Framing, lower_case
 from epochgate.relay.known import KnownRequests, with_length
 from epochgate.relay.reply import Reply, error_reply
@@ -32,19 +33,6 @@ PEER_CHECK = 0.2  # s between looks at a peer from which nothing is read
 PROBE_AT = frozenset({1, 5, 25, 125})  # looks at which a half-closed peer is probed
 
 _NO_LINGER = struct.pack("ii", 1, 0)
-
-
-class Watcher(Protocol):
-    """Whoever works on a request hears what becomes of the client."""
-
-    def client_gone(self) -> None:
-        """The connection is lost; nothing can be written any more."""
-
-    def client_paused(self) -> None:
-        """The client does not keep up (T6)."""
-
-    def client_resumed(self) -> None:
-        """It does again."""
 
 
 # Works on a request: what it returns goes on in a task; None: it goes on by itself, and calls `work_done`.
@@ -66,7 +54,7 @@ class ClientConnection(asyncio.Protocol):
         self._overhead = 0  # bytes read since the last piece of a body; a head and trailers are no longer than that
         self._opening = b""  # the read that is being parsed, where a request begins with it
         self._served = False  # one request at least: a connection for one stream keeps nothing for the next
-        self._known = KnownRequests()
+        self._known = KnownRequests(clients.heads)
         self._upgrade: Request | None = None  # it asks for another protocol; a new parser reads on
         self._queue: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -115,6 +103,9 @@ class ClientConnection(asyncio.Protocol):
                 continue
             except httptools.HttpParserError as error:
                 cause = error.__context__
+                if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(cause, BadRequestError):
+                    fault = {"message": "a request could not be read", "exception": cause or error}  # a fault of ours
+                    self._loop.call_exception_handler(fault)
                 self._refuse(cause if isinstance(cause, BadRequestError) else _as_bad_request(error))
             else:
                 if self._incoming is not None and self._overhead > MAX_HEAD:
@@ -147,8 +138,9 @@ class ClientConnection(asyncio.Protocol):
         self._clients.remove(self)
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._queue.clear()
-        self._clients.count_heads(-self.forget_heads())
+        self._known.forget()
         if self._incoming is not None and not self._in_head:
             self._incoming.body.break_off(ConnectionResetError("the client has gone"))
         self._incoming = None
@@ -156,6 +148,7 @@ class ClientConnection(asyncio.Protocol):
             self.reply.closed = True
         if self.watcher is not None:
             self.watcher.client_gone()
+        del self._parser  # it knows this connection: without it, nothing here has to wait for the collector
 
     def pause_writing(self) -> None:
         """The client does not keep up."""
@@ -239,10 +232,7 @@ class ClientConnection(asyncio.Protocol):
         request.body.finish()
         self._incoming = None
         if self._served and self._opening and request.body.framing is Framing.SIZED and request.keep_alive:
-            before = len(self._known)
             self._known.keep(self._opening, request)
-            if not self._clients.count_heads(len(self._known) - before):
-                self._clients.count_heads(-self.forget_heads())
         self._opening = b""  # what follows in it is another request
         if request is self.current:
             self._set_timer(None)
@@ -255,24 +245,18 @@ class ClientConnection(asyncio.Protocol):
         if split is None:
             return None
         known, digits, body = split
-        before = known.request
         request = Request(self)
-        request.method = before.method
-        request.target = before.target
-        request.names = before.names
-        request.fields = with_length(before.fields, known.at, digits)
-        request.first = before.first | {b"content-length": digits}
+        request.method = known.method
+        request.target = known.target
+        request.names = known.names
+        request.fields = with_length(known.fields, known.at, digits)
+        request.first = known.first | {b"content-length": digits}
         request.known = known
         request.body = Body(self, Framing.SIZED, len(body))
         if body:
             request.body.feed(body)
         request.body.finish()
         return request
-
-    def forget_heads(self) -> int:
-        """Forget the heads that came before; how many they were."""
-        kept, self._known = len(self._known), KnownRequests()
-        return kept
 
     # -- for those who work on a request
 
@@ -364,6 +348,7 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the reply breaks off
             self._loop.call_exception_handler({"message": "a request could not be handled", "exception": error})
         finally:
+            self._task = None
             self.work_done()
 
     def work_done(self) -> None:

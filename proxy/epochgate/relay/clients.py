@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+from epochgate.relay.known import Room
 from epochgate.settings import Limits
 
 if TYPE_CHECKING:
     from epochgate.relay.client import ClientConnection
 
 SPARE_FILES = 64  # descriptors that are left for listeners, the store, logs and the admin side
-MOST_HEADS = 4096  # heads of requests that are known of all connections (`relay.known`): some 40 MiB if all are long
 BODY_RATE = 500  # bytes a second that the body of a request has to come with; Apache's mod_reqtimeout asks for that too
 
 
@@ -29,11 +29,11 @@ class Clients:
     def __init__(self, limits: Limits, others: Collection[object] = (), files: int | None = None) -> None:
         self.limits = limits
         self.closed: Counter[str] = Counter(gave_way=0, refused=0, slow_head=0, slow_body=0)
+        self.heads = Room()
         self._files = open_files() if files is None else files
         self._others = others
         self._all: set[ClientConnection] = set()
         self._waiting: dict[ClientConnection, None] = {}  # no request of theirs is being worked on, by since when
-        self._heads = 0
 
     def __len__(self) -> int:
         return len(self._all)
@@ -64,16 +64,6 @@ class Clients:
             self.remove(longest)
             self.closed["gave_way"] += 1
             longest.abort()
-
-    def count_heads(self, change: int) -> bool:
-        """So many more heads are known of a connection. Who waits longest forgets its own; False: there is no room."""
-        self._heads += change
-        if self._heads > MOST_HEADS:
-            for client in self._waiting:
-                self._heads -= client.forget_heads()
-                if self._heads <= MOST_HEADS // 2:
-                    break
-        return self._heads <= MOST_HEADS
 
     def begin(self, client: ClientConnection) -> None:
         """A request of it is being worked on."""

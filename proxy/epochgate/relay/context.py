@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from epochgate.errors import UpstreamError
 from epochgate.guard.fingerprint import Fingerprints
@@ -20,7 +20,11 @@ from epochgate.relay.hold import Holds
 from epochgate.relay.telemetry import Telemetry
 from epochgate.relay.upstream import Upstream
 
+if TYPE_CHECKING:
+    from epochgate.relay.elsewhere import Elsewhere
+
 _REMEMBERED_TARGETS = 1024
+_LONGEST_REMEMBERED = 256  # bytes; a client may send targets of 64 KiB
 
 
 class Policies:
@@ -37,9 +41,10 @@ class Policies:
         except KeyError:
             path = normalize_path(target)
             policy = next((policy for policy in self._policies if policy.matches(path)), None)
-            if len(self._by_target) >= _REMEMBERED_TARGETS:
-                self._by_target.clear()
-            self._by_target[target] = policy
+            if len(target) <= _LONGEST_REMEMBERED:
+                if len(self._by_target) >= _REMEMBERED_TARGETS:
+                    self._by_target.clear()
+                self._by_target[target] = policy
             return policy
 
     def __iter__(self) -> Iterator[Policy]:
@@ -71,6 +76,7 @@ class Context:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     draining: bool = False  # told to end: not ready
     retry_after: int | None = None  # s: the time for new requests is over, they are told to come back then
+    elsewhere: Elsewhere | None = None  # the other processes, where the store is shared
     streams: set[EventStream] = field(default_factory=set)  # event streams that flow to a client, guarded or not
 
     def fence(self, policy: Policy, session: Session, reason: Reason) -> None:

@@ -1,7 +1,7 @@
 """What is kept of requests, answers and events that are not whole yet, so that they can be read when they are.
 
-Each of them has a bound of its own, of a few MiB, and very many can be on their way at once: so all of them together have
-one, too (`limits.copies`).
+Each of them has a bound of its own, of a few MiB, and very many can be on their way at once: so all of them together
+have one, too (`limits.copies`).
 """
 
 from __future__ import annotations

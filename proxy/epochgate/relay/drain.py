@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from typing import Any
 
 from epochgate.relay.clients import Clients
 from epochgate.relay.context import Context
+from epochgate.relay.downstream import Outcome
 from epochgate.relay.telemetry import log
 
 _SPREAD = 0.8  # of the window: the rest is for streams that are in the middle of an event
@@ -27,10 +29,11 @@ async def drain(context: Context, server: asyncio.Server, *, grace: float, windo
     loop = asyncio.get_running_loop()
     for stream in list(context.streams):
         loop.call_later(random.uniform(0, window * _SPREAD), stream.end_at_boundary)  # noqa: S311
-    await _until_idle(connections, window * _SPREAD)
+    lent = set() if context.elsewhere is None else context.elsewhere.lent
+    await _until_idle(connections, lent, window * _SPREAD)
     for stream in list(context.streams):  # those that began since, too
         stream.end_at_boundary()
-    await _until_idle(connections, window * (1 - _SPREAD))
+    await _until_idle(connections, lent, window * (1 - _SPREAD))
     server.close()
     aborted = sum(connection.busy for connection in connections)
     for connection in list(connections):
@@ -38,10 +41,11 @@ async def drain(context: Context, server: asyncio.Server, *, grace: float, windo
     log.info("drain.done", aborted=aborted)
 
 
-async def _until_idle(connections: Clients, seconds: float) -> None:
-    """Let the busy connections finish what they are at and close, and wait for that, at most so long."""
+async def _until_idle(connections: Clients, lent: set[asyncio.Future[Outcome]], seconds: float) -> None:
+    """Let busy connections finish and close, and what is lent come to its end, and wait for that, at most so long."""
     busy = [connection for connection in connections if connection.busy]
     for connection in busy:
         connection.close_when_idle()
-    if busy:
-        await asyncio.wait([connection.until_lost() for connection in busy], timeout=seconds)
+    awaited: list[asyncio.Future[Any]] = [*(connection.until_lost() for connection in busy), *lent]
+    if awaited:
+        await asyncio.wait(awaited, timeout=seconds)

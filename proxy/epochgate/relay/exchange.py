@@ -14,9 +14,11 @@ from epochgate.guard.refusal import is_session_lost, may_fence
 from epochgate.guard.verdict import Reason, unproven
 from epochgate.guard.watch import Watch
 from epochgate.ledger.base import Resume
+from epochgate.ledger.messages import Offer
 from epochgate.relay.answers import Answers
 from epochgate.relay.context import Context
-from epochgate.relay.flow import Answered, Flow, Outcome
+from epochgate.relay.downstream import Outcome
+from epochgate.relay.flow import Answered, Flow
 from epochgate.relay.forward import Choose, Forwarder
 from epochgate.relay.handshake import open_handshake
 from epochgate.relay.headers import (
@@ -49,6 +51,7 @@ class Exchange:
         self.forwarder = Forwarder(context, request, reply, self._span)
         self.answers = Answers(context, request, reply)
         self.lost = False  # the upstream says that the session is lost
+        self.offers: list[Offer] = []  # of the stream that is resumed, by the process that holds it
         self._policy: Policy | None = None
         self._session_id: bytes | None = None
         self._session: Session | None = None
@@ -164,7 +167,7 @@ class Exchange:
         ledger = self.context.ledger
         session = None if cursor else ledger.get(session_id, now)
         if session is None:
-            resume = Resume(cursor, self.credentials(policy)) if cursor else None
+            resume = Resume(cursor, self.credentials(policy), enforced, self.offers) if cursor else None
             session = await ledger.find(session_id, now, resume)
             if self.client.lost:
                 return
@@ -185,7 +188,7 @@ class Exchange:
             await self.forwarder.send(self.relay)
         else:
             if enforced and request.method == b"GET":
-                self.make_room(policy, session)
+                await self.make_room(policy, session)
             self.forwarder.copying = is_post
             await self._conclude(await self.forwarder.send(self.choose_known))
 
@@ -211,13 +214,12 @@ class Exchange:
         else:
             await self.forwarder.send(self.relay)
 
-    def make_room(self, policy: Policy, session: Session) -> None:
-        """Servers allow one standalone stream: one that is held, or whose client is gone in half, gives way (H2)."""
+    async def make_room(self, policy: Policy, session: Session) -> None:
+        """Servers allow one standalone stream: the one that is held, here or in another process, gives way (H2)."""
         credentials = self.credentials(policy)
-        for flow in list(self.context.holds.of(session)):
-            standalone = flow.stream.origin is Origin.STANDALONE and flow.credentials == credentials
-            if standalone and (flow.downstream is None or flow.downstream.client.half_closed):
-                flow.close()
+        self.context.holds.make_room(session, credentials)
+        if self.context.elsewhere is not None:
+            await self.context.ledger.find(session.id, time.time(), Resume(b"", credentials))
 
     def credentials(self, policy: Policy) -> bytes:
         """The fingerprint of the caller's credentials."""

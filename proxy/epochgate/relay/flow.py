@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from epochgate.errors import UpstreamError
@@ -21,13 +20,12 @@ from epochgate.guard.refusal import may_tell_in_band, told_events
 from epochgate.guard.sse import Block, Framer, Kind
 from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
-from epochgate.relay.client import ClientConnection
 from epochgate.relay.coding import Decoder, decoder_of
 from epochgate.relay.copies import FREE, Copy
+from epochgate.relay.downstream import Downstream, Outcome, Response
 from epochgate.relay.headers import Framing, Head, values_of, without
 from epochgate.relay.heartbeat import COMMENT, Heartbeat
 from epochgate.relay.hold import Tail
-from epochgate.relay.reply import Reply
 from epochgate.relay.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
@@ -38,38 +36,6 @@ JUDGED_BLOCK = 32 * 1024 * 1024  # bytes of one block that can be held back unti
 SHORT_BLOCK = 2048  # bytes; one look at a read of many short blocks is quicker than one at each
 MOST_WAITING = 1024 * 1024  # bytes of released blocks that wait for the head; then the upstream waits too (T6)
 CONTEST = 0.5  # s after a resume from the buffer in which another one is taken for a rival, not for the same client
-
-
-class Outcome(Enum):
-    """How the work on one request ended."""
-
-    DONE = "the reply is finished, or the client has gone"
-    REFUSED = "refused before the head was released"
-    EMPTY = "ended before any message, and before the head was released"
-    NO_STREAM = "answered by no event stream, where another cursor is to be tried"
-
-
-class Downstream:
-    """The client that an answer goes to; `tell` hears, once, how the work on the request ended."""
-
-    __slots__ = ("_tell", "client", "reply")
-
-    def __init__(self, client: ClientConnection, reply: Reply, tell: Callable[[Outcome | UpstreamError], None]) -> None:
-        self.client = client
-        self.reply = reply
-        self._tell: Callable[[Outcome | UpstreamError], None] | None = tell
-
-    def finish(self, outcome: Outcome | UpstreamError) -> None:
-        """The work on this request is over, as far as its answer is concerned."""
-        self.client.watcher = None
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            tell(outcome)
-
-    @property
-    def done(self) -> bool:
-        """Whether it is over."""
-        return self._tell is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +297,7 @@ class Flow:
             self._give_up()
             self._end_downstream(downstream)
 
-    def pass_empty(self, reply: Reply) -> None:
+    def pass_empty(self, reply: Response) -> None:
         """The upstream's answer ended before any message, and goes to the client as it came (R9)."""
         reply.start(self.head.status, self.head.reason, without(self.head.fields, b"content-length"), Framing.CHUNKED)
         for data in self.pending:

@@ -11,7 +11,8 @@ from epochgate.errors import UpstreamError
 from epochgate.guard.mcp import Call, method_of, read_call
 from epochgate.relay.context import Context
 from epochgate.relay.copies import FREE, Copy
-from epochgate.relay.flow import LIVE_DATA, Downstream, Outcome
+from epochgate.relay.downstream import Downstream, Outcome, Tell, telling
+from epochgate.relay.flow import LIVE_DATA
 from epochgate.relay.headers import LAST_CHUNK, VIA, Field, Framing, Head, chunk, head, prefixed
 from epochgate.relay.known import form_of
 from epochgate.relay.reply import Reply
@@ -131,7 +132,7 @@ class Forwarder:
             connection.abort()
             return Outcome.DONE
         ended: asyncio.Future[Outcome] = self._context.loop.create_future()
-        self.begin(connection, choose, _teller(ended), fields)
+        self.begin(connection, choose, telling(ended), fields)
         if not self._request.body.complete:
             await self._send_rest(connection, ended)
         return await ended
@@ -140,7 +141,7 @@ class Forwarder:
         self,
         connection: UpstreamConnection,
         choose: Choose,
-        tell: Callable[[Outcome | UpstreamError], None],
+        tell: Tell,
         fields: list[Field] | None = None,
     ) -> None:
         """Send what is here of the request on this connection; `tell` hears how it ended."""
@@ -164,7 +165,7 @@ class Forwarder:
     async def wait_for(self, attach: Callable[[Downstream], None]) -> Outcome:
         """Let a flow that is there already answer the request."""
         ended: asyncio.Future[Outcome] = self._context.loop.create_future()
-        self.downstream = Downstream(self._client, self.reply, _teller(ended))
+        self.downstream = Downstream(self._client, self.reply, telling(ended))
         attach(self.downstream)
         return await ended
 
@@ -257,17 +258,3 @@ class Forwarder:
         expects = (self._request.get(b"expect") or b"").lower() == b"100-continue"
         if expects and not self._request.body.complete and not self._request.body.size:
             self.reply.interim(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-
-def _teller(ended: asyncio.Future[Outcome]) -> Callable[[Outcome | UpstreamError], None]:
-    """What tells a future how the work on a request ended."""
-
-    def tell(outcome: Outcome | UpstreamError) -> None:
-        if ended.done():
-            return
-        if isinstance(outcome, UpstreamError):
-            ended.set_exception(outcome)
-        else:
-            ended.set_result(outcome)
-
-    return tell

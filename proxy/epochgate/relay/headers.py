@@ -81,6 +81,7 @@ class Head:
 
 _LOWER: dict[bytes, bytes] = {}
 _MOST_NAMES = 1024
+_LONGEST_NAME = 64  # bytes; a peer may send names of 64 KiB
 
 
 def lower_case(name: bytes) -> bytes:
@@ -88,7 +89,9 @@ def lower_case(name: bytes) -> bytes:
     lower = _LOWER.get(name)
     if lower is None:
         lower = name.lower()
-        if len(_LOWER) < _MOST_NAMES:
+        if len(name) <= _LONGEST_NAME:
+            if len(_LOWER) >= _MOST_NAMES:
+                _LOWER.clear()  # a peer that makes names up does not spoil it for good
             _LOWER[name] = lower
     return lower
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from epochgate.guard.record import Session, Stream
+from epochgate.guard.record import Origin, Session, Stream
 
 if TYPE_CHECKING:
     from epochgate.relay.flow import Flow
@@ -113,6 +113,13 @@ class Holds:
             flow = self._flows.get(stream)
             if flow is not None:
                 yield flow
+
+    def make_room(self, session: Session, credentials: bytes) -> None:
+        """A standalone stream that is held, or whose client is gone in half, gives way to a new one (H2)."""
+        for flow in list(self.of(session)):
+            standalone = flow.stream.origin is Origin.STANDALONE and flow.credentials == credentials
+            if standalone and (flow.downstream is None or flow.downstream.client.half_closed):
+                flow.close()
 
     def close_held(self, session: Session) -> None:
         """The session ended or is fenced: what is held for it is closed; what is flowing runs to its end (F6)."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from epochgate.relay.request import Request
 
 MOST_ANSWERS = 1024  # heads; with `Date` in them they change each second
-MOST_REQUESTS = 32  # heads, of one connection: it may carry many sessions, and what it sent is forgotten with it
+MOST_REQUESTS = 128  # heads of one connection: it may carry many sessions
+MOST_IN_ALL = 2048  # heads of all connections
 LONGEST_HEAD = 4096  # bytes; a longer one is not kept
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*\r\n", re.IGNORECASE)
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
@@ -48,22 +49,39 @@ def form_of(head: bytes) -> Form | None:
 class KnownRequest:
     """The head of a request that came before, and how it is sent on."""
 
-    __slots__ = ("at", "caller", "outgoing", "request")
+    __slots__ = ("at", "caller", "fields", "first", "method", "names", "outgoing", "target")
 
     def __init__(self, request: Request) -> None:
-        self.request = request
+        self.method = request.method  # not the request itself, which knows this: nothing here may need the collector
+        self.target = request.target
+        self.fields = request.fields
+        self.names = request.names
+        self.first = request.first
         self.at = request.names.index(b"content-length")
         self.outgoing: Form | None = None  # its head as it goes to the upstream, once it was written
         self.caller: tuple[Fingerprints, tuple[bytes, ...], bytes] | None = None  # of these fields the fingerprint
 
 
-class KnownRequests:
-    """The heads of requests that came on one connection, by their bytes without the digits of the length."""
+class Room:
+    """How many heads of requests are kept by all connections."""
 
-    __slots__ = ("_heads",)
+    __slots__ = ("taken",)
 
     def __init__(self) -> None:
+        self.taken = 0
+
+
+class KnownRequests:
+    """The heads of requests that came on one connection, by their bytes without the digits of the length.
+
+    They hold credentials: what a connection has sent is forgotten with it (L7).
+    """
+
+    __slots__ = ("_heads", "_room")
+
+    def __init__(self, room: Room) -> None:
         self._heads: dict[bytes, KnownRequest] = {}
+        self._room = room
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -81,11 +99,18 @@ class KnownRequests:
         if request.names.count(b"content-length") != 1 or not _NOT_PLAIN.isdisjoint(request.names):
             return
         key, digits, begin = _divide(data)
-        if not digits or not _is_plain(data[:begin], len(request.fields)):
+        if not digits or key in self._heads or not _is_plain(data[:begin], len(request.fields)):
             return
         if len(self._heads) >= MOST_REQUESTS:
-            self._heads.clear()
-        request.known = self._heads[key] = KnownRequest(request)
+            self.forget()
+        if self._room.taken < MOST_IN_ALL:
+            self._room.taken += 1
+            request.known = self._heads[key] = KnownRequest(request)
+
+    def forget(self) -> None:
+        """Keep none of them any longer."""
+        self._room.taken -= len(self._heads)
+        self._heads.clear()
 
 
 class KnownAnswers:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import traceback
 from typing import Any
 
 import msgspec
 import structlog
 
 from epochgate.settings import Log
+
+_FRAMES = 5  # the innermost places of a fault that are told
 
 
 class _Sink:
@@ -27,6 +30,17 @@ class _Sink:
     def flush(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
+
+
+def without_contents(record: logging.LogRecord) -> bool:
+    """Of a fault, its kind and places alone: what an error says may quote the request (L7)."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        frames = reversed(traceback.extract_tb(error.__traceback__)[-_FRAMES:])
+        places = ", ".join(f"{frame.filename}:{frame.lineno}" for frame in frames)
+        record.msg, record.args = f"a request could not be handled: {type(error).__name__} at {places}", ()
+        record.exc_info = None
+    return True
 
 
 def set_up_logs(settings: Log) -> None:
@@ -58,4 +72,5 @@ def set_up_logs(settings: Log) -> None:
             logger_factory=structlog.PrintLoggerFactory(text),
             cache_logger_on_first_use=True,
         )
+    logging.getLogger("asyncio").addFilter(without_contents)
     logging.basicConfig(level=max(level, logging.WARNING), stream=text, format="%(name)s: %(message)s", force=True)

@@ -16,7 +16,8 @@ from epochgate.guard.watch import Watch
 from epochgate.relay.coding import decoded, decoder_of
 from epochgate.relay.context import Context
 from epochgate.relay.copies import FREE, Copies, Copy
-from epochgate.relay.flow import LIVE_DATA, Downstream, Outcome
+from epochgate.relay.downstream import Downstream, Outcome
+from epochgate.relay.flow import LIVE_DATA
 from epochgate.relay.headers import Head
 from epochgate.relay.upstream import UpstreamConnection
 

@@ -13,7 +13,8 @@ from epochgate.guard.policy import Mode, Policy, Proof
 from epochgate.guard.record import Session, Stream
 from epochgate.guard.refusal import may_fence
 from epochgate.guard.verdict import Reason, Verdict, proven, unproven
-from epochgate.relay.flow import Answered, Flow, Outcome
+from epochgate.relay.downstream import Outcome
+from epochgate.relay.flow import Answered, Flow
 from epochgate.relay.forward import Choose
 from epochgate.relay.headers import Field, Head, without
 from epochgate.relay.upstream import Receiver, UpstreamConnection
@@ -58,7 +59,7 @@ class Resumption:
         self._report(verdict)
         if not session.delivered:
             if self._enforced:
-                exchange.make_room(self._policy, session)
+                await exchange.make_room(self._policy, session)
                 fields = without(fields, LAST_EVENT_ID)
             if await exchange.forwarder.send(exchange.choose_known, fields) is Outcome.REFUSED:
                 await exchange.tell_loss(self._policy, session)
@@ -76,15 +77,39 @@ class Resumption:
             flow = self._context.holds.get(stream)
             if flow is not None and flow.credentials == self._credentials and not flow.is_contested():
                 if flow.serves(cursor.position):
+                    self._decline()
                     if flow.decided:
                         self._report(proven(Proof.CONNECTION), len(stream.owes))
                     stream.spent = False
                     await forwarder.wait_for(lambda downstream: flow.attach(downstream, cursor.position, self._cursor))
                     return
                 flow.close()
+            if await self._is_borrowed(cursor):
+                return
         outage_at = self._context.upstream.outage_at
         held = not self._enforced and self._would_be_held(cursor)
         await self._ask(Judge(self._policy, self._session, cursor, outage_at=outage_at, held=held), fields)
+
+    async def _is_borrowed(self, cursor: Cursor) -> bool:
+        """Whether it was served from a stream that another process holds (R4, docs/adr/0009)."""
+        elsewhere, exchange, stream = self._context.elsewhere, self._exchange, cursor.stream
+        if elsewhere is None or not exchange.offers:
+            return False
+        borrowed = await elsewhere.borrow(self._session, cursor, exchange.offers)
+        if borrowed is None:
+            return False
+        if exchange.client.lost:
+            borrowed.leave()
+            return True
+        if borrowed.decided:
+            self._report(proven(Proof.CONNECTION), len(stream.owes))
+        stream.spent = False
+        await exchange.forwarder.wait_for(borrowed.attach)
+        return True
+
+    def _decline(self) -> None:
+        if self._context.elsewhere is not None:
+            self._context.elsewhere.decline(self._exchange.offers)
 
     def _would_be_held(self, cursor: Cursor) -> bool:
         """Observe mode: whether the stream would probably still have been held; a server that died is not seen."""
@@ -156,6 +181,8 @@ class Resumption:
                 former = self._context.holds.get(judge.stream)
                 if former is not None and not former.is_contested():
                     former.close()  # of another caller; the upstream has let this one in (R4)
+                if self._enforced and self._context.elsewhere is not None:
+                    self._context.elsewhere.granted(session, judge.stream)
                 judge.open()
                 self._flow = Flow(
                     self._context,

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -20,8 +21,8 @@ from epochgate import __version__
 from epochgate.admin.server import AdminServer
 from epochgate.errors import ConfigurationError
 from epochgate.guard.fingerprint import Fingerprints
-from epochgate.guard.record import Limits, Session
-from epochgate.ledger.base import Ledger, Resume
+from epochgate.guard.record import Limits
+from epochgate.ledger.base import Ledger
 from epochgate.ledger.kept import KeptLedger
 from epochgate.ledger.memory import MemoryLedger, Records
 from epochgate.ledger.sqlite import SqliteStore
@@ -30,6 +31,7 @@ from epochgate.relay.clients import Clients, raise_open_files
 from epochgate.relay.context import Context, Policies
 from epochgate.relay.copies import Copies
 from epochgate.relay.drain import drain
+from epochgate.relay.elsewhere import Elsewhere
 from epochgate.relay.exchange import work_on
 from epochgate.relay.hold import Holds
 from epochgate.relay.logs import set_up_logs
@@ -55,6 +57,7 @@ def serve(settings: Settings, load: Callable[[], Settings], config: Path | None 
     """
     set_up_logs(settings.log)
     raise_open_files()
+    leave_no_core()
     proxy = Proxy(settings, load, config)
     gc.collect()
     gc.freeze()  # what is here now stays: the collector need not look at it again
@@ -64,6 +67,12 @@ def serve(settings: Settings, load: Callable[[], Settings], config: Path | None 
     except ImportError:
         return asyncio.run(proxy.run())
     return uvloop.run(proxy.run())
+
+
+def leave_no_core() -> None:
+    """What the memory holds (ids, credentials, events) is not to end up in a file when the process dies."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
 
 
 class Proxy:
@@ -174,15 +183,10 @@ def connect_ledger(ledger: Ledger, context: Context) -> None:
     def use_key(key: bytes) -> None:
         context.fingerprints = context.telemetry.fingerprints = Fingerprints(key)
 
-    def let_go(session: Session, resume: Resume) -> None:
-        found = session.locate(resume.cursor)
-        flow = None if found is None else context.holds.get(found[0])
-        if flow is not None and flow.credentials == resume.credentials:
-            flow.close()  # as it would be for a resume that came here (R4)
-
     ledger.on_key = use_key
     ledger.on_fenced = context.holds.close_held
-    ledger.on_resumed = let_go
+    if ledger.lending is not None:
+        context.elsewhere = Elsewhere(context, ledger.lending)
 
 
 def build_context(settings: Settings, ledger: Ledger) -> Context:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LAST_VERDICTS = 500
 HISTORY = 120  # spans of time for which verdicts are counted apart
 HISTORY_SPAN = 60  # s
+LOANS = ("lent", "served", "failed", "lost")  # by the owner; to a client here; not to be had; while it was served
 # The label of a metric must not be the client's to choose: any other method is `other`.
 METHODS = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")}
 
@@ -77,6 +78,7 @@ class Telemetry:
         self.upstream_errors: Counter[str] = Counter()
         self.sessions_opened: Counter[str] = Counter()
         self.pending_told: Counter[str] = Counter()  # policy: calls that were told of a refusal (F4)
+        self.loans: Counter[str] = Counter()  # what became of held streams that go over to another process, see LOANS
         self.events = 0  # events of guarded streams
         self.open_streams = 0
         self.decided: deque[Decided] = deque(maxlen=LAST_VERDICTS)

@@ -209,6 +209,7 @@ class UpstreamConnection(asyncio.Protocol):
             when = "in the middle of its answer" if self._head is not None else "before it answered"
             fresh = self.fresh and self._head is None  # one that had begun to answer was not refused
             self._fail(UpstreamResetError(f"The upstream {how} the connection {when}", fresh=fresh))
+        del self._parser  # it knows this connection: without it, nothing here has to wait for the collector
 
     def pause_writing(self) -> None:
         """The upstream does not keep up."""
@@ -268,6 +269,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         framing = self._framing(status)
         self._keep = framing is not Framing.CLOSE and self._parser.should_keep_alive()
+        if framing is Framing.CHUNKED and self._parser.get_http_version() != "1.1":
+            self._keep = False  # who wrote that may have meant another framing (RFC 9112 section 6.1)
         first = dict(zip(reversed(self._names), (value for _, value in reversed(self._fields)), strict=True))
         self._head = Head(status, self._status, fields, first, framing)
         if self._method == b"HEAD" and framing is Framing.NONE:
