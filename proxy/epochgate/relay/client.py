@@ -138,6 +138,7 @@ class ClientConnection(asyncio.Protocol):
         self._clients.remove(self)
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._queue.clear()
         self._known.forget()
         if self._incoming is not None and not self._in_head:
@@ -147,6 +148,7 @@ class ClientConnection(asyncio.Protocol):
             self.reply.closed = True
         if self.watcher is not None:
             self.watcher.client_gone()
+        del self._parser  # it knows this connection: without it, nothing here has to wait for the collector
 
     def pause_writing(self) -> None:
         """The client does not keep up."""
@@ -243,13 +245,12 @@ class ClientConnection(asyncio.Protocol):
         if split is None:
             return None
         known, digits, body = split
-        before = known.request
         request = Request(self)
-        request.method = before.method
-        request.target = before.target
-        request.names = before.names
-        request.fields = with_length(before.fields, known.at, digits)
-        request.first = before.first | {b"content-length": digits}
+        request.method = known.method
+        request.target = known.target
+        request.names = known.names
+        request.fields = with_length(known.fields, known.at, digits)
+        request.first = known.first | {b"content-length": digits}
         request.known = known
         request.body = Body(self, Framing.SIZED, len(body))
         if body:
@@ -347,6 +348,7 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the reply breaks off
             self._loop.call_exception_handler({"message": "a request could not be handled", "exception": error})
         finally:
+            self._task = None
             self.work_done()
 
     def work_done(self) -> None:

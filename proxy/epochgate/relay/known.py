@@ -49,10 +49,14 @@ def form_of(head: bytes) -> Form | None:
 class KnownRequest:
     """The head of a request that came before, and how it is sent on."""
 
-    __slots__ = ("at", "caller", "outgoing", "request")
+    __slots__ = ("at", "caller", "fields", "first", "method", "names", "outgoing", "target")
 
     def __init__(self, request: Request) -> None:
-        self.request = request
+        self.method = request.method  # not the request itself, which knows this: nothing here may need the collector
+        self.target = request.target
+        self.fields = request.fields
+        self.names = request.names
+        self.first = request.first
         self.at = request.names.index(b"content-length")
         self.outgoing: Form | None = None  # its head as it goes to the upstream, once it was written
         self.caller: tuple[Fingerprints, tuple[bytes, ...], bytes] | None = None  # of these fields the fingerprint

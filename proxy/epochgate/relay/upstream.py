@@ -209,6 +209,7 @@ class UpstreamConnection(asyncio.Protocol):
             when = "in the middle of its answer" if self._head is not None else "before it answered"
             fresh = self.fresh and self._head is None  # one that had begun to answer was not refused
             self._fail(UpstreamResetError(f"The upstream {how} the connection {when}", fresh=fresh))
+        del self._parser  # it knows this connection: without it, nothing here has to wait for the collector
 
     def pause_writing(self) -> None:
         """The upstream does not keep up."""
