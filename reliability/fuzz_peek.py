@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from epochgate.guard.mcp import (
     Tokens,
+    answers_nothing,
     carries_only,
     error_code,
     holds_initialize_result,
     method_of,
     read_call,
     read_messages,
-    says_nothing,
 )
 
 DICTIONARY = (
@@ -103,7 +103,8 @@ def check(data: bytes) -> None:
     keys, known, default = KEYS[data[0] % 3], KNOWN[data[0] // 3 % 3], KNOWN[data[0] // 9 % 3]
     body, tokens = grow(data[1:]) if data[0] >= GROWN else data[1:], Tokens(keys, default)
     call, messages, method = read_call(body), read_messages(body, tokens), method_of(body)
-    quiet, only = says_nothing(body, tokens, known), carries_only(body, tokens, known)
+    only = carries_only(body, tokens, known)
+    quiet = only and answers_nothing(body)
     code, opened = error_code(body), holds_initialize_result(body)
     try:
         read = reference(body)
