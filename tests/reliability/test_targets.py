@@ -83,7 +83,7 @@ def ordered(self: Learner, *, several_streams: bool) -> Order:
 
 
 WRONG = {
-    "the framer forgets the byte order mark": ("sse", sse, "_MARK", b"\xef\xbb\xbe"),
+    "the framer forgets the byte order mark": ("sse", sse, "MARK", b"\xef\xbb\xbe"),
     "the framer keeps no ids": ("sse", sse, "_FIELD_LIMIT", -1),
     "the peek reads no calls": ("peek", fuzz_peek, "read_call", read_nothing),
     "the peek reads no answers": ("peek", fuzz_peek, "read_messages", answer_nothing),
