@@ -39,7 +39,7 @@ def run(options: Options) -> list[Figure]:
         seconds = LONG // len(TARGETS) if options.long else SHORT
         with ThreadPoolExecutor(1 if options.long else 2) as pool:
             figures += pool.map(lambda target: fuzz(target, seconds, options), TARGETS)
-    figures += mutate(20_000 if options.long else 400, options.seed)
+    figures += mutate(5_000 if options.long else 400, options.seed)
     return figures
 
 

@@ -25,7 +25,17 @@ from epochgate.errors import (
     UpstreamResetError,
     UpstreamTimeoutError,
 )
-from epochgate.relay.headers import MAX_HEAD, Field, Framing, Head, end_to_end, is_unclear, lower_case, values_of
+from epochgate.relay.headers import (
+    MAX_HEAD,
+    Field,
+    Framing,
+    Head,
+    connection_options,
+    end_to_end,
+    is_unclear,
+    lower_case,
+    values_of,
+)
 from epochgate.relay.known import KnownAnswers
 
 IDLE_SECONDS = 4.0  # an idle connection is not used again after that: servers close theirs after 5 s and more
@@ -269,8 +279,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         framing = self._framing(status)
         self._keep = framing is not Framing.CLOSE and self._parser.should_keep_alive()
-        if framing is Framing.CHUNKED and self._parser.get_http_version() != "1.1":
-            self._keep = False  # who wrote that may have meant another framing (RFC 9112 section 6.1)
+        if self._keep and self._parser.get_http_version() != "1.1":  # RFC 9112 sections 6.1 and 9.3
+            self._keep = framing is not Framing.CHUNKED and b"close" not in connection_options(self._fields)
         first = dict(zip(reversed(self._names), (value for _, value in reversed(self._fields)), strict=True))
         self._head = Head(status, self._status, fields, first, framing)
         if self._method == b"HEAD" and framing is Framing.NONE:
