@@ -312,7 +312,7 @@ async def body_flood(aim: Target, scale: Scale) -> str:
 
 
 async def endless_events(aim: Target, scale: Scale) -> str:
-    """Events that never end, on streams as they begin and on resumed ones, whose blocks are held until they are whole."""
+    """Events that never end, on live streams and on resumed ones, whose blocks are held until they are whole."""
     count = scale(50, 5)
     live, resumed = [], []
     try:

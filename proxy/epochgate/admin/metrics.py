@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -169,6 +170,35 @@ FAMILIES = (
         "Connections to the upstream, the idle ones included.",
         (),
         _one(lambda s: len(s.context.upstream.connections)),
+    ),
+    Family(
+        False,
+        "epochgate_client_connections",
+        "Connections of clients, the idle ones included.",
+        (),
+        _one(lambda s: len(s.context.clients)),
+    ),
+    Family(
+        True,
+        "epochgate_client_connections_closed",
+        "Connections of clients that were closed to keep to `limits`; `why` is `gave_way` (to another one, while it "
+        "waited), `refused` (all were at work), `slow_head` or `slow_body`.",
+        ("why",),
+        lambda s: (((why,), count) for why, count in s.context.clients.closed.items()),
+    ),
+    Family(
+        False,
+        "epochgate_copies_bytes",
+        "Bytes that are kept of unfinished requests, answers and events; `limits.copies` is the most.",
+        (),
+        _one(lambda s: s.context.copies.used),
+    ),
+    Family(
+        False,
+        "epochgate_tasks",
+        "Tasks of the event loop: some of the requests that are being worked on, and a few that are always there.",
+        (),
+        _one(lambda _: len(asyncio.all_tasks())),
     ),
     Family(
         False,
