@@ -33,7 +33,7 @@ CONNECT_WITHIN = 2.0  # s
 ANSWER_WITHIN = 5.0  # s
 KEEP_KEY = 4  # the key of the fingerprints is kept for this many lifetimes of a record after the last process has gone
 PIPELINED = 16  # commands that are put together at a stretch
-AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
+AT_ONCE = 16  # pipelines under way, or in a cluster, whose slots share none, commands: each has a connection
 
 _NO_SESSION = "WRONGTYPE"
 
@@ -232,8 +232,15 @@ class ValkeyStore:
             if isinstance(client, RedisCluster):
                 return await asyncio.gather(*(self._execute_one(client, command) for command in commands))
             parts = (commands[start : start + PIPELINED] for start in range(0, len(commands), PIPELINED))
-            answers = await asyncio.gather(*(_execute_together(client, part) for part in parts))
+            answers = await asyncio.gather(*(self._execute_together(client, part) for part in parts))
             return [answer for part in answers for answer in part]
+
+    async def _execute_together(self, client: Redis, commands: Sequence[Command]) -> list[Any]:
+        pipeline = client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        async with self._slots:
+            return await pipeline.execute(raise_on_error=False)
 
     async def _execute_one(self, client: RedisCluster, command: Command) -> Any:
         async with self._slots:
@@ -283,13 +290,6 @@ def _pack(texts: Sequence[bytes | str | int | float]) -> bytes:
         part = text if isinstance(text, bytes) else str(text).encode()
         parts += (len(part).to_bytes(4, "big"), part)
     return b"".join(parts)
-
-
-async def _execute_together(client: Redis, commands: Sequence[Command]) -> list[Any]:
-    pipeline = client.pipeline(transaction=False)
-    for command in commands:
-        pipeline.execute_command(*command)
-    return await pipeline.execute(raise_on_error=False)
 
 
 def _patience() -> dict[str, Any]:
