@@ -574,6 +574,13 @@ def test_tls_to_an_upstream_without_tls_is_told(complain):
     assert found.startswith("gate.yaml:3: upstream.tls: is for an upstream.url that begins with https://; change the")
 
 
+def test_tls_to_a_store_without_tls_is_told(complain):
+    (found,) = complain(UPSTREAM + "store: {url: 'valkey://a', tls: {ca: ca.pem}}\n")
+    assert found.startswith("gate.yaml:2: store.tls: is for a store.url that begins with valkeys:// or rediss://; ch")
+    (found,) = complain(UPSTREAM + "store: {url: 'valkeys://a', tls: {cert: a.pem}}\n")
+    assert found.startswith("gate.yaml:2: store.tls: needs store.tls.cert and store.tls.key together")
+
+
 def test_a_client_certificate_needs_its_key(complain):
     (found,) = complain("upstream:\n  url: https://a\n  tls: {key: a.pem}\n")
     assert found.startswith("gate.yaml:3: upstream.tls: needs upstream.tls.cert and upstream.tls.key together")
@@ -825,7 +832,7 @@ def test_the_schema_is_current():
 def test_the_schema_describes_every_key_and_allows_no_other():
     schema = reference.build_schema()
     sections = [schema, *(node for node in schema["$defs"].values() if "properties" in node)]
-    assert len(sections) == 17
+    assert len(sections) == 18
     for section in sections:
         assert section["additionalProperties"] is False
         for node in section["properties"].values():

@@ -6,6 +6,7 @@ The house:
     relay/     moves bytes: connections to both sides, one request at a time, held streams.
     ledger/    remembers: where records live between requests, restarts and replicas.
     admin/     the second listener: health, metrics, what was decided and why.
+    workers/   several processes that serve, and the one that supervises them.
     probe/     `epochgate probe`: asks a server what it can promise.
     demo/      `epochgate demo`: the incident, with and without the proxy.
     settings   every key of the configuration and its default.

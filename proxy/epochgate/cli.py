@@ -107,6 +107,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     read = _reader(arguments)
     settings = read()
     _warn(settings)
+    if settings.workers > 1:
+        from epochgate.workers.supervisor import supervise
+
+        return supervise(settings, read, arguments.config)
     from epochgate.relay.server import serve
 
     return serve(settings, read, arguments.config)

@@ -52,9 +52,7 @@ from epochgate.values import (
 )
 
 # Keys that are accepted and checked but do nothing yet, with what that means for the user.
-PENDING: dict[str, str] = {
-    "workers": "one process serves, whatever the number; more run as replicas that share a store",
-}
+PENDING: dict[str, str] = {}
 
 
 def _check_name(name: str) -> str:
@@ -164,6 +162,22 @@ class Admin(Section):
     )
 
 
+class StoreTls(Section):
+    """TLS to a shared store, where its URL begins with valkeys or rediss."""
+
+    ca: FileName = Field(
+        default=None,
+        description="PEM file with the authorities that may sign the store's certificate. null: the system's.",
+    )
+    cert: FileName = Field(default=None, description="PEM file with a client certificate and its chain.")
+    key: FileName = Field(default=None, description="PEM file with the private key of `store.tls.cert`.")
+
+    @model_validator(mode="after")
+    def _check_pair(self) -> Self:
+        _check_pair("store.tls", self.cert, self.key)
+        return self
+
+
 class Store(Section):
     """Where records live."""
 
@@ -175,6 +189,17 @@ class Store(Section):
         default="epochgate",
         description="What the keys in a shared store begin with. Proxies of other servers need another one.",
     )
+    tls: StoreTls = Field(default_factory=StoreTls)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.url.scheme not in ("valkeys", "rediss") and self.tls != StoreTls():
+            raise PydanticCustomError(
+                "relation",
+                "is for a store.url that begins with valkeys:// or rediss://; change the URL, or remove store.tls",
+                {"key": ("store", "tls")},
+            )
+        return self
 
 
 class Drain(Section):
@@ -426,7 +451,9 @@ class Settings(Section, BaseSettings):  # type: ignore[misc]  # a narrower model
     )
     tls: Tls = Field(default_factory=Tls)
     workers: Count = Field(
-        default=1, description="One process serves, and 1 is the number to write; for more run replicas."
+        default=1,
+        description="Processes that serve, on the same address. More than one need a shared store (`valkey://`), and "
+        "a process more that supervises them; limits are of each.",
     )
     upstream: Upstream
     admin: Admin = Field(default_factory=Admin)

@@ -131,6 +131,10 @@ class Proxy:
         return f"http{'s' if 'tls' in self.config else ''}://{listen}/mcp"
 
     @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "epochgate", "serve", "--config", str(self.file)]
+
+    @property
     def admin(self) -> str:
         return f"http://{self.config['admin']['listen']}"
 
@@ -142,12 +146,7 @@ class Proxy:
     async def start(self, environment: dict[str, str] | None = None) -> None:
         self.write()
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "epochgate",
-            "serve",
-            "--config",
-            str(self.file),
+            *self.command,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, **(environment or {})},

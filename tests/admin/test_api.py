@@ -10,8 +10,7 @@ from aiohttp import ClientSession, UnixConnector
 from prometheus_client.parser import text_string_to_metric_families
 
 from admin.stage import Client, get_json, play_divergent, play_proven, proxy, walk
-from epochgate.admin.views import readiness
-from epochgate.relay.context import Policies
+from epochgate.admin.snapshot import obstacles
 from epochgate.settings import Settings
 
 
@@ -247,7 +246,5 @@ async def test_answers_are_not_stored_guessed_or_framed(gate, http):
 def test_a_store_that_is_down_matters_where_it_is_needed(mode, problem, codes):
     """Where nothing is refused, a server without a ledger is better than none."""
     settings = Settings.model_validate({"upstream": {"url": "http://a"}, "policies": [{"mode": mode}]})
-    context = SimpleNamespace(
-        draining=False, ledger=SimpleNamespace(problem=problem), policies=Policies(settings.compiled())
-    )
-    assert [obstacle.code for obstacle in readiness(context)] == codes
+    snapshot = SimpleNamespace(draining=False, problem=problem)
+    assert [obstacle.code for obstacle in obstacles(snapshot, settings.compiled())] == codes

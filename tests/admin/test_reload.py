@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from types import SimpleNamespace
 
 import structlog.testing
 import yaml
@@ -100,7 +99,7 @@ def test_flags_that_win_over_the_file_are_named(tmp_path):
     def read() -> Settings:
         return load(file, {}, {"--upstream": None, "--mode": "observe"})
 
-    reload = Reload(SimpleNamespace(policies=None), read(), read, config=file, listener_tls=None)
+    reload = Reload(read(), read, lambda settings: None, config=file)
     assert reload.last.flags_win == ("--mode",)
     file.write_text("{upstream: {url: 'http://a'}, policies: [{mode: enforce}]}")
     with structlog.testing.capture_logs() as lines:
@@ -149,7 +148,6 @@ async def test_without_a_watch_to_spare_the_files_are_polled(tmp_path, monkeypat
     file = tmp_path / "epochgate.yaml"
     file.write_text("one")
     settings = Settings.model_validate({"upstream": {"url": "http://a"}})
-    context = SimpleNamespace(policies=None)
     asked = []
 
     async def awatch(*directories, force_polling, **options):
@@ -160,7 +158,7 @@ async def test_without_a_watch_to_spare_the_files_are_polled(tmp_path, monkeypat
         yield set()
 
     monkeypatch.setattr("epochgate.relay.reload.watchfiles.awatch", awatch)
-    reload = Reload(context, settings, lambda: settings, config=file, listener_tls=None)
+    reload = Reload(settings, lambda: settings, lambda settings: None, config=file)
     await reload.watch()
     assert asked == [False, True]
     assert reload.results["success"] == 1

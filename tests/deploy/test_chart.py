@@ -250,6 +250,10 @@ REFUSED = {
     "replicas-with-memory": (values(replicas=3), "replicas: 3 with store.url memory://: each replica would know only"),
     "autoscaling-with-memory": (values(autoscaling={"enabled": True}), "autoscaling.enabled with store.url memory://"),
     "replicas-with-sqlite": (values(replicas=2, store={"url": "sqlite:///l.db"}), "replicas: 2 with store.url sqlite:"),
+    "workers-with-memory": (
+        values(config={"upstream": {"url": "http://a:1"}, "workers": 2}),
+        "config.workers: 2 with store.url memory://: each worker would know only its own sessions",
+    ),
     "password-in-values": (values(store={"url": "valkey://:secret@valkey:6379/0"}), "store.existingSecret"),
     "listen": (values(config={"upstream": {"url": "http://a:1"}, "listen": "0.0.0.0:1"}), "set the value ports.http"),
     "admin-listen": (

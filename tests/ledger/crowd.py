@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -166,7 +167,7 @@ async def _reason(answer: aiohttp.ClientResponse) -> str:
 class Proxy:
     """A proxy process."""
 
-    def __init__(self, directory: Path, upstream: Upstream, store: str, hold: str) -> None:
+    def __init__(self, directory: Path, upstream: Upstream, store: str, hold: str, workers: int) -> None:
         self.port, self.admin = free_port(), free_port()
         directory.mkdir()
         self._config = directory / "epochgate.yaml"
@@ -176,6 +177,7 @@ class Proxy:
             "admin": {"listen": f"127.0.0.1:{self.admin}"},
             "upstream": {"url": f"http://127.0.0.1:{upstream.port}"},
             "store": {"url": store},
+            "workers": workers,
             "policies": [{"name": "mcp", "resume": {"accept": ["connection", "epoch"], "hold": {"time": hold}}}],
         }
         self._config.write_text(json.dumps(settings))
@@ -199,6 +201,11 @@ class Proxy:
             self._process.send_signal(sig)
             self._process.wait()
             self._process = None
+
+    async def kill_worker(self) -> None:
+        """One of its workers; the others go on."""
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{self.admin}/api/status") as answer:
+            os.kill((await answer.json())["workers"][0]["pid"], signal.SIGKILL)
 
     def verdicts(self) -> Counter[tuple[str, str]]:
         """Verdict and reason of every resume that this proxy decided."""
@@ -238,10 +245,10 @@ class Crowd:
 
 
 @contextlib.asynccontextmanager
-async def crowd(directory: Path, store: str, proxies: int, hold: str = "0s"):
+async def crowd(directory: Path, store: str, proxies: int, hold: str = "0s", workers: int = 1):
     upstream = Upstream()
     await upstream.start()
-    started = [Proxy(directory / f"proxy-{n}", upstream, store, hold) for n in range(proxies)]
+    started = [Proxy(directory / f"proxy-{n}", upstream, store, hold, workers) for n in range(proxies)]
     try:
         await asyncio.gather(*(proxy.start() for proxy in started))
         connector = aiohttp.TCPConnector(limit=0, force_close=True)

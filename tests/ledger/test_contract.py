@@ -167,18 +167,20 @@ async def test_odd_contents_are_kept(durable):
 async def test_after_a_kill_the_record_is_torn(durable):
     """What may be missing proves nothing any more; a process that ended in order left nothing out."""
     ledger = await durable.ledger()
-    story(ledger, b"before")
+    for name in (b"before", b"apart"):
+        story(ledger, name)
     ledger = await reopened(durable, ledger)
     story(ledger, b"after")
     await ledger.flush()
     await ledger.find(b"before", time.time())
     await durable.kill(ledger)
     ledger = await durable.ledger()
-    found = await ledger.find(b"after", time.time(), Resume(b"4", WHO))
-    assert all(stream.torn for stream in found)
-    if durable.shared:  # there each session tells who wrote it
-        before = await ledger.find(b"before", time.time(), Resume(b"4", WHO))
-        assert not any(stream.torn for stream in before)
+    for name in (b"after", b"before"):
+        found = await ledger.find(name, time.time(), Resume(b"4", WHO))
+        assert all(stream.torn for stream in found)
+    if durable.shared:  # there each session tells who had it at hand
+        apart = await ledger.find(b"apart", time.time(), Resume(b"4", WHO))
+        assert not any(stream.torn for stream in apart)
     ledger = await reopened(durable, ledger)
     found = await ledger.find(b"after", time.time(), Resume(b"4", WHO))
     assert all(stream.torn for stream in found), "it does not heal"

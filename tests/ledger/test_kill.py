@@ -19,8 +19,8 @@ FENCED = 10  # of them were refused before
 DELETED = 10
 
 
-async def play(directory, store: str, proxies: int, capsys) -> None:
-    async with crowd(directory, store, proxies) as scene:
+async def play(directory, store: str, proxies: int, capsys, workers: int = 1) -> None:
+    async with crowd(directory, store, proxies, workers=workers) as scene:
         clients = [Client(scene) for _ in range(SESSIONS)]
         await asyncio.gather(*(client.open() for client in clients))
         talking = asyncio.create_task(scene.talk())
@@ -33,16 +33,19 @@ async def play(directory, store: str, proxies: int, capsys) -> None:
             scene.upstream.recreate(client.session)
         await asyncio.gather(*(client.delete() for client in deleted))
         await asyncio.sleep(1.0)
-        assert all([(await client.post()) == (404, "epoch_changed") for client in fenced])
+        assert [await client.post() for client in fenced] == [(404, "epoch_changed")] * FENCED
         await asyncio.sleep(0.2)
 
         victim = scene.alive[0]
         if proxies > 1:
             del scene.alive[0]
-        victim.kill()
+        if workers > 1:
+            await victim.kill_worker()
+        else:
+            victim.kill()
         for client in recreated:
             scene.upstream.recreate(client.session)
-        if proxies == 1:
+        if proxies == workers == 1:
             await asyncio.sleep(0.3)
             await victim.start()
         await asyncio.sleep(3.0)
@@ -88,6 +91,13 @@ async def test_one_of_two_replicas_is_killed(kind, tmp_path, capsys):
     """With a shared store: the other one goes on with all sessions."""
     with running(kind, tmp_path) as server:
         await asyncio.wait_for(play(tmp_path, server.url, 2, capsys), 40.0)
+
+
+@pytest.mark.slow
+async def test_one_of_two_workers_is_killed(tmp_path, capsys):
+    """The other one goes on with all sessions, and so does the replacement."""
+    with running("valkey", tmp_path) as server:
+        await asyncio.wait_for(play(tmp_path, server.url, 1, capsys, workers=2), 40.0)
 
 
 @pytest.mark.slow

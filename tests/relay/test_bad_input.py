@@ -6,6 +6,7 @@ The figures of a run are printed; `pytest -s` shows them.
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import struct
 import subprocess
@@ -65,6 +66,28 @@ def test_a_port_in_use(loop, key):
     assert (done.returncode, done.stdout) == (78, "")
     assert f"{key}: cannot listen on {address}: it is in use" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@LOOPS
+@pytest.mark.parametrize("key", ["listen", "admin.listen"])
+def test_a_unix_socket_in_use(loop, key, tmp_path):
+    """Exit 78, and who has the socket keeps it; one that was left over by a killed process is no obstacle."""
+    path = tmp_path / "gate.sock"
+    listen, admin = (f"unix:{path}", f"127.0.0.1:{free_port()}")[:: 1 if key == "listen" else -1]
+    words = ("serve", "--upstream", "http://127.0.0.1:1", "--listen", listen, "--admin-listen", admin)
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(path))
+        taken.listen()
+        done = subprocess.run(command(loop, *words), capture_output=True, text=True, timeout=20, check=False)
+        assert (done.returncode, done.stdout) == (78, "")
+        assert f"{key}: cannot listen on unix:{path}: it is in use" in done.stderr
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    popen = subprocess.Popen(command(loop, *words), stdout=subprocess.PIPE, text=True)
+    with popen:
+        assert "accepts connections" in popen.stdout.readline()
+        popen.send_signal(signal.SIGINT)
+        assert popen.wait(20) == 0
 
 
 # -- while it serves

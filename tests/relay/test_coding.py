@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from epochgate.relay.coding import MOST_AT_FIRST, MOST_AT_ONCE, MOST_PER_BYTE, decoded, decoder_of
+from epochgate.relay.coding import MOST_AT_FIRST, MOST_AT_ONCE, MOST_MEMBERS, MOST_PER_BYTE, decoded, decoder_of
 
 compress = functools.partial(gzip.compress, mtime=0)  # the same bytes in every process
 PLAIN = b"id: 1\ndata: one\n\nid: 2\ndata: two\n\n" * 50
@@ -110,3 +110,11 @@ def test_t8_a_long_body_of_ordinary_text_is_no_bomb():
     assert len(events) * 16 / len(data) > 10
     pieces = [decoder.decode(data[at : at + 65536]) for at in range(0, len(data), 65536)]
     assert b"".join(pieces) == events * 16
+
+
+@pytest.mark.parametrize(("members", "readable"), [(MOST_MEMBERS // 2, True), (MOST_MEMBERS + 300, False)])
+def test_t8_a_flood_of_members_is_a_bomb(members, readable):
+    """4 MiB of empty ones kept the event loop busy for a minute: zlib copies the rest at the end of each."""
+    data = compress(b"") * members + compress(PLAIN)
+    plain = decoder_of(b"gzip").decode(data)
+    assert plain == (PLAIN if readable else None)

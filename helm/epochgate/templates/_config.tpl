@@ -20,6 +20,10 @@
 {{- if and (eq .Values.mode "gateway") $many $private }}
 {{- fail (printf "%s with store.url %s: each replica would know only its own sessions and refuse the resumes of all others; name a Valkey that they share in store.existingSecret or store.url, or set replicas to 1 and autoscaling.enabled to false" (ternary "autoscaling.enabled" (printf "replicas: %d" (int .Values.replicas)) .Values.autoscaling.enabled) .Values.store.url) }}
 {{- end }}
+{{- $workers := int (.Values.config.workers | default 1) }}
+{{- if and (gt $workers 1) $private }}
+{{- fail (printf "config.workers: %d with store.url %s: each worker would know only its own sessions; name a Valkey that they share in store.existingSecret or store.url, or leave config.workers out" $workers .Values.store.url) }}
+{{- end }}
 {{- if .Values.serviceMonitor.enabled }}
 {{- if and (eq .Values.mode "gateway") .Values.networkPolicy.enabled (not .Values.networkPolicy.monitoring) }}
 {{- fail "serviceMonitor.enabled, but networkPolicy.monitoring is empty: name the peers that may scrape the admin port, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]" }}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from epochgate import __version__
-from epochgate.admin.views import readiness
-from epochgate.guard.policy import Mode, Proof
+from epochgate.admin.snapshot import Snapshot
+from epochgate.admin.views import View
+from epochgate.guard.policy import Mode, Policy, Proof
 from epochgate.guard.verdict import Kind, Reason
-from epochgate.relay.context import Context
 from epochgate.relay.reload import Reload
 from epochgate.relay.telemetry import LOANS
 
@@ -40,10 +39,16 @@ FROM_THE_START = (
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the values come from."""
+    """Where the values come from. `workers` as `Subject` tells of them."""
 
-    context: Context
+    snapshot: Snapshot
+    ready: bool
     reload: Reload
+    workers: tuple[View, ...] = ()
+    policies: tuple[Policy, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policies", self.reload.settings.compiled())
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -73,17 +78,13 @@ def _resumes(sources: Sources) -> Samples:
     counted = dict.fromkeys(
         (
             (policy.name, kind.value, str(reason), str(policy.mode is Mode.ENFORCE).lower())
-            for policy in sources.context.policies
+            for policy in sources.policies
             if policy.mode is not Mode.BYPASS
             for kind, reason in FROM_THE_START
         ),
         0,
     )
-    return (counted | sources.context.telemetry.resumes).items()
-
-
-def _fenced(sources: Sources) -> float:
-    return sum(session.fence is not None for session in sources.context.ledger.sessions())
+    return (counted | sources.snapshot.resumes).items()
 
 
 FAMILIES = (
@@ -99,43 +100,43 @@ FAMILIES = (
         "epochgate_fences",
         "Sessions that were fenced; with `enforced` `false`: that would have been.",
         ("policy", "reason", "enforced"),
-        lambda s: s.context.telemetry.fences.items(),
+        lambda s: s.snapshot.fences.items(),
     ),
     Family(
         True,
         "epochgate_pending_calls_told",
         "Calls that were answered with an error because their stream was refused.",
         ("policy",),
-        lambda s: (((policy,), count) for policy, count in s.context.telemetry.pending_told.items()),
+        lambda s: (((policy,), count) for policy, count in s.snapshot.pending_told.items()),
     ),
     Family(
         True,
         "epochgate_sessions_opened",
         "Sessions that the upstream granted.",
         ("policy",),
-        lambda s: (((policy,), count) for policy, count in s.context.telemetry.sessions_opened.items()),
+        lambda s: (((policy,), count) for policy, count in s.snapshot.sessions_opened.items()),
     ),
     Family(
         False,
         "epochgate_sessions",
         "Sessions at hand, the fenced ones included.",
         (),
-        _one(lambda s: len(s.context.ledger.sessions())),
+        _one(lambda s: s.snapshot.sessions),
     ),
-    Family(False, "epochgate_sessions_fenced", "Fenced sessions at hand.", (), _one(_fenced)),
+    Family(False, "epochgate_sessions_fenced", "Fenced sessions at hand.", (), _one(lambda s: s.snapshot.fenced)),
     Family(
         False,
         "epochgate_streams_open",
         "Guarded streams that are being read from the upstream, the held ones included.",
         (),
-        _one(lambda s: s.context.telemetry.open_streams),
+        _one(lambda s: s.snapshot.open_streams),
     ),
     Family(
         False,
         "epochgate_streams_held",
         "Guarded streams that are kept for a client that went away.",
         (),
-        _one(lambda s: len(s.context.holds)),
+        _one(lambda s: s.snapshot.held_streams),
     ),
     Family(
         True,
@@ -143,9 +144,9 @@ FAMILIES = (
         "Held streams that go over from one process to another. `lent`: by this one; `served`: to a client here; "
         "`failed`: could not be had, the resume went to the upstream; `lost`: in the middle, its client was cut off.",
         ("outcome",),
-        lambda s: (((outcome,), s.context.telemetry.loans[outcome]) for outcome in LOANS),
+        lambda s: (((outcome,), s.snapshot.loans.get(outcome, 0)) for outcome in LOANS),
     ),
-    Family(True, "epochgate_events", "Events of guarded streams.", (), _one(lambda s: s.context.telemetry.events)),
+    Family(True, "epochgate_events", "Events of guarded streams.", (), _one(lambda s: s.snapshot.events)),
     Family(
         True,
         "epochgate_requests",
@@ -153,8 +154,7 @@ FAMILIES = (
         "`method` is `other` where it is none of the usual.",
         ("policy", "method", "status"),
         lambda s: (
-            ((policy, method, str(status)), count)
-            for (policy, method, status), count in s.context.telemetry.requests.items()
+            ((policy, method, str(status)), count) for (policy, method, status), count in s.snapshot.requests.items()
         ),
     ),
     Family(
@@ -162,21 +162,21 @@ FAMILIES = (
         "epochgate_upstream_errors",
         "Requests or streams that the upstream failed, by what it did.",
         ("code",),
-        lambda s: (((code,), count) for code, count in s.context.telemetry.upstream_errors.items()),
+        lambda s: (((code,), count) for code, count in s.snapshot.upstream_errors.items()),
     ),
     Family(
         False,
         "epochgate_upstream_connections",
         "Connections to the upstream, the idle ones included.",
         (),
-        _one(lambda s: len(s.context.upstream.connections)),
+        _one(lambda s: s.snapshot.connections),
     ),
     Family(
         False,
         "epochgate_client_connections",
         "Connections of clients, the idle ones included.",
         (),
-        _one(lambda s: len(s.context.clients)),
+        _one(lambda s: s.snapshot.clients),
     ),
     Family(
         True,
@@ -184,42 +184,42 @@ FAMILIES = (
         "Connections of clients that were closed to keep to `limits`; `why` is `gave_way` (to another one, while it "
         "waited), `refused` (all were at work), `slow_head` or `slow_body`.",
         ("why",),
-        lambda s: (((why,), count) for why, count in s.context.clients.closed.items()),
+        lambda s: (((why,), count) for why, count in s.snapshot.clients_closed.items()),
     ),
     Family(
         False,
         "epochgate_copies_bytes",
         "Bytes that are kept of unfinished requests, answers and events; `limits.copies` is the most.",
         (),
-        _one(lambda s: s.context.copies.used),
+        _one(lambda s: s.snapshot.copies),
     ),
     Family(
         False,
         "epochgate_tasks",
         "Tasks of the event loop: some of the requests that are being worked on, and a few that are always there.",
         (),
-        _one(lambda _: len(asyncio.all_tasks())),
+        _one(lambda s: s.snapshot.tasks),
     ),
     Family(
         False,
         "epochgate_policy_info",
         "1 for each policy in force, with its mode.",
         ("policy", "mode"),
-        lambda s: (((policy.name, policy.mode.value), 1) for policy in s.context.policies),
+        lambda s: (((policy.name, policy.mode.value), 1) for policy in s.policies),
     ),
     Family(
         False,
         "epochgate_ready",
         "1 while `/readyz` answers 200.",
         (),
-        _one(lambda s: not readiness(s.context)),
+        _one(lambda s: s.ready),
     ),
     Family(
         False,
         "epochgate_store_available",
         "1 while records are kept in the store.",
         (),
-        _one(lambda s: s.context.ledger.problem is None),
+        _one(lambda s: s.snapshot.problem is None),
     ),
     Family(
         True,
@@ -255,30 +255,77 @@ FAMILIES = (
 )
 
 
-class SourcesCollector(Collector):
-    """Reads the values when they are asked for."""
+WORKER_FAMILIES = (
+    Family(
+        False,
+        "epochgate_worker_serving",
+        "1 while this worker accepts connections.",
+        ("worker",),
+        lambda s: (((str(worker["worker"]),), worker["state"] == "serving") for worker in s.workers),
+    ),
+    Family(
+        True,
+        "epochgate_worker_restarts",
+        "Processes that this worker lost: each was replaced.",
+        ("worker",),
+        lambda s: (((str(worker["worker"]),), worker["restarts"]) for worker in s.workers),
+    ),
+)  # only where `workers` is above 1
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+
+class SourcesCollector(Collector):
+    """Hands over the values that it was given last."""
+
+    sources: Sources
 
     def collect(self) -> Iterable[Metric]:
         """Every metric of the proxy."""
-        for family in FAMILIES:
+        for family in (*FAMILIES, *(WORKER_FAMILIES if self.sources.workers else ())):
             kind = CounterMetricFamily if family.counts else GaugeMetricFamily
             metric = kind(family.name, family.text, labels=family.labels)
-            for labels, value in family.read(self._sources):
+            for labels, value in family.read(self.sources):
                 metric.add_metric(labels, value)
             yield metric
 
 
-def build_registry(sources: Sources) -> CollectorRegistry:
-    """All metrics of this process."""
-    registry = CollectorRegistry()
-    registry.register(SourcesCollector(sources))
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
-    GCCollector(registry=registry)
-    return registry
+class ProcessesCollector(Collector):
+    """The usual metrics of a process, with a label `worker`, for each worker and for the one that supervises them."""
+
+    def __init__(self, workers: Callable[[], list[View]]) -> None:
+        self._workers = workers
+
+    def collect(self) -> Iterable[Metric]:
+        """Those of the processes that run."""
+        processes = {"supervisor": "self"} | {
+            str(worker["worker"]): str(worker["pid"]) for worker in self._workers() if worker["pid"] is not None
+        }
+        found: dict[str, Metric] = {}
+        for name, pid in processes.items():
+            for metric in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
+                joined = found.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                for sample in metric.samples:
+                    joined.add_sample(sample.name, {**sample.labels, "worker": name}, sample.value)
+        return found.values()
+
+
+class Metrics:
+    """All metrics, from the sources of the moment."""
+
+    def __init__(self, workers: Callable[[], list[View]]) -> None:
+        self._registry = CollectorRegistry()
+        self._collector = SourcesCollector()
+        self._registry.register(self._collector)
+        if workers():
+            self._registry.register(ProcessesCollector(workers))
+        else:
+            ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def registry(self, sources: Sources) -> CollectorRegistry:
+        """What gives the metrics, until it is asked for anew."""
+        self._collector.sources = sources
+        return self._registry
 
 
 _INTRODUCTION = """\
@@ -313,16 +360,25 @@ one. The reasons are told in [runbook.md](runbook.md).
 _END = """
 The usual ones of the process come with them: `process_cpu_seconds_total`, `process_resident_memory_bytes`,
 `process_open_fds`, `process_max_fds`, `process_start_time_seconds`, `python_gc_*` and `python_info`.
+
+With `workers` above 1 the listener tells of all workers together. Counters are added up, and what a worker that has
+ended had counted stays in them. Gauges of streams and connections are added up as well; a session that several workers
+have at hand is one session. `epochgate_ready` and `/readyz` are told in [scaling.md](scaling.md);
+`epochgate_store_available` is 0 where any worker is without its store. The `process_*` have a label `worker` then: the
+number of the worker, or `supervisor`. `python_*` are those of the supervisor. And there are:
+
+| metric | type | labels | meaning |
+|---|---|---|---|
 """
 
 
 def write_reference() -> str:
     """The text of `docs/metrics.md`."""
-    return _INTRODUCTION + "".join(_rows()) + _END
+    return _INTRODUCTION + "".join(_rows(FAMILIES)) + _END + "".join(_rows(WORKER_FAMILIES))
 
 
-def _rows() -> Iterator[str]:
-    for family in FAMILIES:
+def _rows(families: tuple[Family, ...]) -> Iterator[str]:
+    for family in families:
         labels = ", ".join(f"`{label}`" for label in family.labels)
         yield f"| `{family.shown}` | {'counter' if family.counts else 'gauge'} | {labels} | {family.text} |\n"
 

@@ -14,20 +14,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.exposition import choose_encoder
 
 from epochgate.admin.access import check_change, check_look, read_token
-from epochgate.admin.metrics import Sources, build_registry
+from epochgate.admin.metrics import Metrics, Sources
 from epochgate.admin.page import build_page
-from epochgate.admin.views import (
-    STATES,
-    find_session,
-    readiness,
-    session_detail,
-    session_views,
-    status_view,
-    verdict_views,
-)
-from epochgate.guard.record import Session
+from epochgate.admin.subject import PolicyGoneError, Subject
+from epochgate.admin.views import STATES, View, status_view, verdict_views
 from epochgate.guard.verdict import Kind, Reason
-from epochgate.relay.context import Context
+from epochgate.relay.listener import cannot_listen, make_way
 from epochgate.relay.logs import without_contents
 from epochgate.relay.reload import Reload
 from epochgate.relay.telemetry import LAST_VERDICTS, log
@@ -40,13 +32,13 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class AdminServer:
-    """Serves the admin side. `begin_drain` ends the proxy as SIGTERM does."""
+    """Serves the admin side of `subject`. `begin_drain` ends the proxy as SIGTERM does."""
 
-    def __init__(self, context: Context, reload: Reload, begin_drain: Callable[[], None]) -> None:
-        self._context = context
+    def __init__(self, subject: Subject, reload: Reload, begin_drain: Callable[[], None]) -> None:
+        self._subject = subject
         self._reload = reload
         self._begin_drain = begin_drain
-        self._registry = build_registry(Sources(context, reload))
+        self._measured = Metrics(subject.workers)
         application = web.Application(middlewares=[_guard_answers, self._guard_looks], client_max_size=64 * 1024)
         add = application.router
         add.add_get("/", self._root)
@@ -67,16 +59,20 @@ class AdminServer:
         self._runner = web.AppRunner(application, access_log=None, logger=faults, shutdown_timeout=1.0)
 
     async def start(self, address: Address) -> None:
-        """Listen at `address`. Raises OSError where that cannot be, ConfigurationError without a usable token."""
+        """Listen at `address`. Raises ConfigurationError where that cannot be, or without a usable token."""
         if (token_file := self._reload.settings.admin.token_file) is not None:
             read_token(token_file)
         await self._runner.setup()
         site: web.BaseSite
-        if address.path is not None:
-            site = web.UnixSite(self._runner, address.path)
-        else:
-            site = web.TCPSite(self._runner, address.host, address.port)
-        await site.start()
+        try:
+            if address.path is not None:
+                make_way(address.path)
+                site = web.UnixSite(self._runner, address.path)
+            else:
+                site = web.TCPSite(self._runner, address.host, address.port)
+            await site.start()
+        except OSError as error:
+            raise cannot_listen("admin.listen", address, error) from None
 
     async def close(self) -> None:
         """End."""
@@ -98,16 +94,20 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        obstacles = readiness(self._context)
-        status = 503 if obstacles else 200
+        found = await self._subject.readiness()
+        status = 503 if found.obstacles else 200
         if "application/json" in request.headers.get("Accept", ""):
-            return _json({"ready": not obstacles, "obstacles": obstacles}, status)
-        lines = [f"{obstacle.code}: {obstacle.message}" for obstacle in obstacles] or ["ok"]
+            notes = {"notes": found.notes} if found.notes else {}
+            return _json({"ready": not found.obstacles, "obstacles": found.obstacles, **notes}, status)
+        told = [f"{told.code}: {told.message}" for told in (*found.obstacles, *found.notes)]
+        lines = told if found.obstacles else ["ok", *told]
         return web.Response(text="\n".join(lines) + "\n", status=status)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+        snapshot, readiness = await self._subject.snapshot(), await self._subject.readiness()
+        sources = Sources(snapshot, not readiness.obstacles, self._reload, tuple(self._subject.workers()))
+        return web.Response(body=encode(self._measured.registry(sources)), headers={"Content-Type": content_type})
 
     # -- what is seen
 
@@ -119,36 +119,37 @@ class AdminServer:
         return web.Response(text=text, content_type="application/yaml")
 
     async def _status(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        return _json(status_view(self._context, self._reload))
+        snapshot, readiness = await self._subject.snapshot(), await self._subject.readiness()
+        workers = self._subject.workers()
+        notes = {"notes": readiness.notes, "workers": workers} if workers else {}
+        return _json(status_view(snapshot, readiness, self._reload) | notes)
 
     async def _verdicts(self, request: web.Request) -> web.Response:
         known = {"verdict": tuple(Kind), "reason": tuple(Reason), "enforced": ("true", "false")}
         wanted, limit = _read_query(request, known, ("policy", "session"), LAST_VERDICTS)
-        return _json({"kept": LAST_VERDICTS, "verdicts": verdict_views(self._context.telemetry.decided, wanted, limit)})
+        decided = await self._subject.decided()
+        return _json({"kept": LAST_VERDICTS, "verdicts": verdict_views(decided, wanted, limit)})
 
     async def _sessions(self, request: web.Request) -> web.Response:
         wanted, limit = _read_query(request, {"state": STATES}, ("policy",), MOST_SESSIONS)
-        total, sessions = session_views(self._context, wanted, limit)
+        total, sessions = await self._subject.sessions(wanted, limit)
         return _json({"total": total, "sessions": sessions})
 
     async def _session(self, request: web.Request) -> web.Response:
-        return _json(session_detail(self._context, await self._named_session(request)))
+        return _named(await self._subject.session(request.match_info["fingerprint"]))
 
     # -- what is changed
 
     async def _fence(self, request: web.Request) -> web.Response:
         self._check_change(request)
-        session = await self._named_session(request)
-        policies = list(self._context.policies)
-        policy = next((policy for policy in policies if policy.name == session.policy), None)
-        if policy is None:
-            raise web.HTTPConflict(text=f"the policy {session.policy} of this session is no longer in force")
-        self._context.fence(policy, session, Reason.FENCED_BY_OPERATOR)
-        return _json(session_detail(self._context, session))
+        try:
+            return _named(await self._subject.fence(request.match_info["fingerprint"]))
+        except PolicyGoneError as error:
+            raise web.HTTPConflict(text=str(error)) from None
 
     async def _post_reload(self, request: web.Request) -> web.Response:
         self._check_change(request)
-        reloaded = self._reload.apply("request")
+        reloaded = await self._subject.reload()
         return _json({"ok": not reloaded.error, **msgspec.to_builtins(reloaded)}, 422 if reloaded.error else 200)
 
     async def _post_drain(self, request: web.Request) -> web.Response:
@@ -163,12 +164,6 @@ class AdminServer:
             resource = request.match_info.route.resource  # not the path itself: somebody may have put an id there
             log.warning("admin.refused", path=resource.canonical if resource else "", why=refused.text)
             raise
-
-    async def _named_session(self, request: web.Request) -> Session:
-        session = await find_session(self._context, request.match_info["fingerprint"])
-        if session is None:
-            raise web.HTTPNotFound(text="no session at hand has this fingerprint; /api/sessions lists them")
-        return session
 
 
 def only_own_faults(record: logging.LogRecord) -> bool:
@@ -192,6 +187,12 @@ async def _guard_answers(request: web.Request, handler: Handler) -> web.StreamRe
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     response.headers.setdefault("Referrer-Policy", "no-referrer")
     return response
+
+
+def _named(session: View | None) -> web.Response:
+    if session is None:
+        raise web.HTTPNotFound(text="no session at hand has this fingerprint; /api/sessions lists them")
+    return _json(session)
 
 
 def _json(data: Any, status: int = 200) -> web.Response:

@@ -6,16 +6,19 @@ import asyncio
 import dataclasses
 import heapq
 import time
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epochgate import __version__
-from epochgate.guard.policy import Mode, Policy
+from epochgate.admin.snapshot import Readiness, Snapshot
+from epochgate.guard.policy import Policy
 from epochgate.guard.record import Session, Stream
 from epochgate.relay.context import Context
-from epochgate.relay.reload import Reload
 from epochgate.relay.telemetry import HISTORY, HISTORY_SPAN, Decided
+
+if TYPE_CHECKING:
+    from epochgate.relay.reload import Reload  # takes time to load, which a worker can do without
 
 View = dict[str, Any]
 
@@ -23,67 +26,45 @@ STATES = ("open", "held", "idle", "fenced")
 _AT_ONCE = 500  # sessions that are fingerprinted before others get their turn
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """Why the proxy is not ready."""
-
-    code: str
-    message: str
-
-
-def readiness(context: Context) -> list[Obstacle]:
-    """What keeps the proxy from being ready; nothing: it is.
-
-    A store that does not answer matters where a policy enforces: what it does not know is refused.
-    """
-    obstacles = []
-    if context.draining:
-        obstacles.append(Obstacle("draining", "the proxy is about to end"))
-    problem = context.ledger.problem
-    if problem is not None and any(policy.mode is Mode.ENFORCE for policy in context.policies):
-        obstacles.append(Obstacle("store", problem))
-    return obstacles
-
-
-def status_view(context: Context, reload: Reload) -> View:
+def status_view(snapshot: Snapshot, readiness: Readiness, reload: Reload) -> View:
     """What the status page shows above its tables."""
-    telemetry, settings = context.telemetry, reload.settings
-    sessions = context.ledger.sessions()
-    fenced = sum(session.fence is not None for session in sessions)
-    now = time.time()
-    outage = context.upstream.outage_at
+    settings = reload.settings
     return {
         "version": __version__,
-        "now": now,
-        "started_at": telemetry.started_at,
-        "ready": not readiness(context),
-        "obstacles": [dataclasses.asdict(obstacle) for obstacle in readiness(context)],
-        "draining": context.draining,
+        "now": time.time(),
+        "started_at": snapshot.started_at,
+        "ready": not readiness.obstacles,
+        "obstacles": [dataclasses.asdict(obstacle) for obstacle in readiness.obstacles],
+        "draining": snapshot.draining,
         "listen": str(settings.listen),
         "upstream": {
             "url": str(settings.upstream.url),
-            "connections": len(context.upstream.connections),
-            "outage_at": outage if outage > 0 else None,
-            "errors": dict(telemetry.upstream_errors),
+            "connections": snapshot.connections,
+            "outage_at": snapshot.outage_at,
+            "errors": snapshot.upstream_errors,
         },
-        "store": {"url": str(settings.store.url), "problem": context.ledger.problem},
+        "store": {"url": str(settings.store.url), "problem": snapshot.problem},
         "config": {**dataclasses.asdict(reload.last), "reloads": dict(reload.results)},
-        "policies": [_policy_view(policy) for policy in context.policies],
-        "sessions": {"known": len(sessions), "fenced": fenced, "opened": telemetry.sessions_opened.total()},
-        "streams": {"open": telemetry.open_streams, "held": len(context.holds), "events": telemetry.events},
-        "requests": telemetry.requests.total(),
+        "policies": [_policy_view(policy) for policy in settings.compiled()],
+        "sessions": {
+            "known": snapshot.sessions,
+            "fenced": snapshot.fenced,
+            "opened": sum(snapshot.sessions_opened.values()),
+        },
+        "streams": {"open": snapshot.open_streams, "held": snapshot.held_streams, "events": snapshot.events},
+        "requests": sum(snapshot.requests.values()),
         "resumes": [
             {"policy": policy, "verdict": verdict, "reason": reason, "enforced": enforced == "true", "count": count}
-            for (policy, verdict, reason, enforced), count in telemetry.resumes.most_common()
+            for (policy, verdict, reason, enforced), count in Counter(snapshot.resumes).most_common()
         ],
         "fences": [
             {"policy": policy, "reason": reason, "enforced": enforced == "true", "count": count}
-            for (policy, reason, enforced), count in telemetry.fences.most_common()
+            for (policy, reason, enforced), count in Counter(snapshot.fences).most_common()
         ],
         "timeline": {
             "span": HISTORY_SPAN,
             "spans": HISTORY,
-            "counts": [{"at": at, **counts} for at, counts in telemetry.history],
+            "counts": [{"at": at, **counts} for at, counts in sorted(snapshot.history.items())],
         },
     }
 
@@ -106,8 +87,13 @@ def session_views(context: Context, wanted: dict[str, str], limit: int) -> tuple
         for session in context.ledger.sessions()
         if (policy is None or session.policy == policy) and (state is None or session_state(context, session) == state)
     ]
-    last = heapq.nlargest(limit, found, key=lambda session: max(session.active_at, session.fenced_at))
+    last = heapq.nlargest(limit, found, key=last_active)
     return len(found), [session_view(context, session) for session in last]
+
+
+def last_active(session: Session) -> float:
+    """When a session was active or fenced last (s since 1970)."""
+    return max(session.active_at, session.fenced_at)
 
 
 def session_state(context: Context, session: Session) -> str:

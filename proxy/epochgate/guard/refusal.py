@@ -47,6 +47,9 @@ _OTHER_WORDS = re.compile(rb"event|(?<![a-z])arguments?(?![a-z])", re.IGNORECASE
 _SENTENCE_END = re.compile(rb"[.;\n\"]")
 
 
+_MOST_SAID = 64 * 1024  # bytes of an answer that are searched for words
+
+
 class Answer(Enum):
     """What a refused request is answered with."""
 
@@ -112,7 +115,7 @@ def is_session_lost(method: bytes, status: int, body: bytes) -> bool:
         return False
     if method != b"GET" and status == 404:
         return True
-    said = body
+    said = body = body[:_MOST_SAID]
     if _OTHER_WORDS.search(body):
         said = b"\n".join([part for part in _SENTENCE_END.split(body) if not _OTHER_WORDS.search(part)])
     if status == 400:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -44,6 +44,12 @@ class Ledger(Protocol):
 
     def open(self, session_id: bytes, credentials: bytes, token: str | None, policy: str, now: float) -> Session:
         """A new epoch of this id (L1): what was recorded under it is void, a fence is lifted. `now` in s since 1970."""
+
+    def spread(self, session: Session) -> Awaitable[None] | None:
+        """Until other processes can know what was recorded so far of a session, or a moment has passed.
+
+        None: there are no others.
+        """
 
     def sessions(self) -> list[Session]:
         """The records at hand, for the admin side."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import islice
 
 import structlog
@@ -24,7 +24,7 @@ BATCH = 256  # sessions written at once
 SLICE = 8  # sessions looked through at a stretch
 READ_WITHIN = 0.25  # s that a request waits for the store
 RESUME_WITHIN = 1.0  # s that a resume waits, which would be refused otherwise
-READS_AT_ONCE = 16
+READS_AT_ONCE = 256
 MOST_READS = 1024  # under way and waiting; beyond it one goes on with what is at hand, as one that has waited too long
 GIVE_UP_AFTER = 1.5  # s without an answer, and the store is taken to be away
 OPEN_WITHIN = 5.0  # s that the start waits for the store, too
@@ -93,6 +93,10 @@ class KeptLedger:
         self.records.put(session, now)
         self._enqueue(mirror, urgent=True)
         return session
+
+    def spread(self, session: Session) -> Awaitable[None] | None:  # noqa: ARG002
+        """See `Ledger`."""
+        return None
 
     def sessions(self) -> list[Session]:
         """See `Ledger`."""

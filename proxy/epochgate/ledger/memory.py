@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from epochgate.guard.record import Limits, Session
 from epochgate.ledger.base import Resume
@@ -109,6 +109,10 @@ class MemoryLedger:
         session.policy = policy
         self._records.put(session, now)
         return session
+
+    def spread(self, session: Session) -> Awaitable[None] | None:  # noqa: ARG002
+        """See `Ledger`."""
+        return None
 
     def sessions(self) -> list[Session]:
         """See `Ledger`."""

@@ -59,7 +59,7 @@ class Mirror(Watcher):
         self.life = life
         self.queued = False
         self.read_at = NEVER  # when it was last compared with the store, on the clock of the loop
-        self.writers: frozenset[str] = frozenset()  # the processes that wrote to the session, as far as is known
+        self.writers: frozenset[str] = frozenset()  # the processes that have it at hand, as far as is known
         self.active_at = 0.0  # the time of the last traffic that the store knows
         self._queue = queue
         self._whole = True

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -32,7 +32,7 @@ from epochgate.ledger.messages import (
     encode,
 )
 from epochgate.ledger.mirror import Mirror
-from epochgate.ledger.state import KEYS
+from epochgate.ledger.state import KEYS, NEVER
 from epochgate.ledger.valkey import ValkeyStore
 
 ASK_WITHIN = 0.5  # s that a resume waits for another process to listen; in a cluster nobody knows whether it does
@@ -68,16 +68,16 @@ class SharedLedger(KeptLedger):
     # -- what the relay asks for
 
     def get(self, session_id: bytes, now: float) -> Session | None:
-        """See `Ledger`. What may have been fenced elsewhere while nobody told is not at hand."""
+        """See `Ledger`. What may have been fenced or granted anew elsewhere while nobody told is not at hand."""
         session = super().get(session_id, now)
-        if session is not None and session.fence is None and self.works and not self._is_fresh(session):
+        if session is not None and self.works and not self._is_fresh(session):
             return None
         return session
 
     async def find(self, session_id: bytes, now: float, resume: Resume | None = None) -> Session | None:
         """See `Ledger`."""
         session = self.records.get(session_id, now)
-        if session is not None and (session.fence is not None or (resume is None and self._is_fresh(session))):
+        if session is not None and resume is None and self._is_fresh(session):
             return session
         await self.read(session_id, within=READ_WITHIN if resume is None else RESUME_WITHIN)
         session = self.records.get(session_id, now)
@@ -87,6 +87,15 @@ class SharedLedger(KeptLedger):
                 await self._ask(session, others, resume)
                 session = self.records.get(session_id, now)
         return session
+
+    def spread(self, session: Session) -> Awaitable[None] | None:
+        """See `Ledger`."""
+        return self._spread(mirror_of(session)) if self.works else None
+
+    async def _spread(self, mirror: Mirror) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READ_WITHIN):
+                await self.written(mirror)
 
     def _is_fresh(self, session: Session) -> bool:
         return mirror_of(session).read_at >= self._hearing_since
@@ -135,6 +144,7 @@ class SharedLedger(KeptLedger):
     def _changed(self, tag: str) -> None:
         mirror = self._mirrors.get(tag)
         if mirror is not None:
+            mirror.read_at = NEVER  # who asks for it meanwhile waits for what is read
             self._work(self._reread(mirror.session))
 
     async def _read_anew(self, session_id: bytes) -> None:
@@ -171,6 +181,7 @@ class SharedLedger(KeptLedger):
                 lending.was_taken_back(loan)
 
     def _take_answer(self, answered: Answered) -> None:
+        self._silent.pop(answered.by, None)
         question = self._questions.get(answered.number)
         if question is not None:
             question.waiting.discard(answered.by)
@@ -247,9 +258,15 @@ class SharedLedger(KeptLedger):
                 self._lending.give_back(offer)
 
     async def _reach(self, other: str, asked: bytes, listening: set[str]) -> None:
-        """Put a question to a process; again while it does not listen, which may be about to change."""
-        while not await self._shared.publish(other, asked) and not self._shared.in_cluster:
+        """Put a question to a process; again while it does not listen, which may be about to change.
+
+        One that was waited for in vain a short time ago is not waited for again. A cluster does not tell who listens;
+        there it is asked all the same.
+        """
+        while not await self._shared.publish(other, asked) or self._shared.in_cluster:
             if self._silent.get(other, 0.0) > asyncio.get_running_loop().time():
                 return
+            if self._shared.in_cluster:
+                break
             await asyncio.sleep(REACH_AGAIN)
         listening.add(other)

@@ -78,7 +78,7 @@ class Kept:
     head: bytes
     streams: dict[int, KeptStream]
     unchanged: frozenset[int] = field(default=frozenset())
-    writers: frozenset[str] = field(default=frozenset())  # the processes that wrote it
+    writers: frozenset[str] = field(default=frozenset())  # the processes that have it at hand
     torn: bool = False  # whoever wrote it died: the last of it may be missing
 
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -23,30 +23,28 @@ from redis.exceptions import RedisError, ResponseError
 
 from epochgate.errors import StoreError
 from epochgate.ledger.base import Written
+from epochgate.ledger.bundle import Bundle, Command
 from epochgate.ledger.loans import Append
 from epochgate.ledger.state import Change, Kept, KeptStream
-
-Argument = bytes | str | int | float
-Command = tuple[Argument, ...]
 
 CONNECT_WITHIN = 2.0  # s
 ANSWER_WITHIN = 5.0  # s
 KEEP_KEY = 4  # the key of the fingerprints is kept for this many lifetimes of a record after the last process has gone
-PIPELINED = 16  # commands that are put together at a stretch
-AT_ONCE = 16  # pipelines under way, or in a cluster, whose slots share none, commands: each has a connection
+AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
 
 _NO_SESSION = "WRONGTYPE"
 
 
 class ValkeyStore:
-    """See `Store`. `lifetime`: of the record that lives longest, in s."""
+    """See `Store`. `lifetime`: of the record that lives longest, in s. `tls`: the files of `store.tls`."""
 
-    def __init__(self, url: str, *, prefix: str, lifetime: float) -> None:
+    def __init__(self, url: str, *, prefix: str, lifetime: float, tls: Mapping[str, str | None] | None = None) -> None:
         self.who = secrets.token_hex(8)  # names this process among those that share the store
         self.in_cluster = False
         self._prefix = prefix
         self._lifetime = lifetime
         self._url = url.replace("valkey", "redis", 1)
+        self._tls = _tls(tls or {}) if self._url.startswith("rediss:") else {}
         self._digest = hashlib.blake2b(digest_size=16)
         self._key = b""
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -55,6 +53,7 @@ class ValkeyStore:
         self._shas = {
             name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in self._scripts.items()
         }
+        self._bundle: Bundle | None = None
         self._single: Redis | None = None
         self._client: Redis | RedisCluster | None = None
 
@@ -64,14 +63,15 @@ class ValkeyStore:
         """See `Store`."""
         await self._disconnect()
         async with _store_errors():
-            self._single = Redis.from_url(self._url, **_patience())
+            self._single = Redis.from_url(self._url, **_patience(), **self._tls)
             info = await self._single.info("cluster")
             self.in_cluster = bool(info.get("cluster_enabled"))
             if self.in_cluster:
-                self._client = RedisCluster.from_url(self._url, **_patience())
+                self._client = RedisCluster.from_url(self._url, **_patience(), **self._tls)
                 await self._client.initialize()
             else:
                 self._client = self._single
+                self._bundle = Bundle(self._single)  # in a cluster slots share no pipeline
             for script in self._scripts.values():
                 await self._client.script_load(script)
         self._key = await self._keep_key(key)
@@ -91,7 +91,8 @@ class ValkeyStore:
     async def read(self, session_id: bytes, life: str, head_rev: int, revs: dict[int, int]) -> Kept | None:  # noqa: ARG002
         """See `Store`."""
         known = [item for pair in revs.items() for item in pair]
-        (answer,) = await self._execute([("EVALSHA", self._shas["read"], 1, self._name(session_id), life, *known)])
+        step: Command = ("EVALSHA", self._shas["read"], 1, self._name(session_id), self.who, life, *known)
+        (answer,) = await self._execute([step])
         if isinstance(answer, RedisError):
             if _NO_SESSION in str(answer):
                 raise ValueError("there is something else under its key")
@@ -123,8 +124,8 @@ class ValkeyStore:
 
     async def publish(self, to: str, message: bytes) -> int:
         """Tell a process something. Returns how many heard it; in a cluster 0 says nothing."""
-        async with _store_errors():
-            return int(await self._connected().publish(f"{self._prefix}:to:{to}", message))
+        (answer,) = _checked(await self._execute([("PUBLISH", f"{self._prefix}:to:{to}", message)]))
+        return int(answer)
 
     async def listen(
         self, began: Callable[[], None], changed: Callable[[str], None], told: Callable[[bytes], None]
@@ -135,7 +136,7 @@ class ValkeyStore:
         """
         everyone, me = f"{self._prefix}:changed", f"{self._prefix}:to:{self.who}"
         async with _store_errors():
-            patience = {**_patience(), "socket_timeout": None, "health_check_interval": 5}
+            patience = {**_patience(), **self._tls, "socket_timeout": None, "health_check_interval": 5}
             client = Redis.from_url(self._url, **patience)
             pubsub: PubSub = client.pubsub()
             try:
@@ -161,8 +162,8 @@ class ValkeyStore:
 
     async def ended(self, who: str) -> bool:
         """Whether a process has ended in an orderly way: all that it recorded is here."""
-        async with _store_errors():
-            return bool(await self._connected().exists(f"{self._prefix}:ended:{who}"))
+        (answer,) = _checked(await self._execute([("EXISTS", f"{self._prefix}:ended:{who}")]))
+        return bool(answer)
 
     # -- streams that are lent
 
@@ -231,16 +232,8 @@ class ValkeyStore:
             client = self._connected()
             if isinstance(client, RedisCluster):
                 return await asyncio.gather(*(self._execute_one(client, command) for command in commands))
-            parts = (commands[start : start + PIPELINED] for start in range(0, len(commands), PIPELINED))
-            answers = await asyncio.gather(*(self._execute_together(client, part) for part in parts))
-            return [answer for part in answers for answer in part]
-
-    async def _execute_together(self, client: Redis, commands: Sequence[Command]) -> list[Any]:
-        pipeline = client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        async with self._slots:
-            return await pipeline.execute(raise_on_error=False)
+            assert self._bundle is not None  # as the client
+            return await self._bundle.execute(commands)
 
     async def _execute_one(self, client: RedisCluster, command: Command) -> Any:
         async with self._slots:
@@ -267,7 +260,9 @@ class ValkeyStore:
 
     async def _disconnect(self) -> None:
         clients = {client for client in (self._client, self._single) if client is not None}
-        self._client = self._single = None
+        if self._bundle is not None:
+            self._bundle.close()
+        self._client = self._single = self._bundle = None
         for client in clients:
             with contextlib.suppress(RedisError, OSError):
                 await client.aclose()
@@ -298,6 +293,17 @@ def _patience() -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_WITHIN,
         "socket_timeout": ANSWER_WITHIN,
         "retry": Retry(NoBackoff(), 0),
+    }
+
+
+def _tls(files: Mapping[str, str | None]) -> dict[str, Any]:
+    """The server's certificate and name are checked, whatever the client library takes for its default."""
+    return {
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": True,
+        "ssl_ca_certs": files.get("ca"),
+        "ssl_certfile": files.get("cert"),
+        "ssl_keyfile": files.get("key"),
     }
 
 

@@ -31,7 +31,9 @@ class Answers:
         self, policy: Policy, session: Session, stream: Stream, reason: Reason, credentials: bytes
     ) -> None:
         """Refuse a resume of `stream`: by the 404, or by an error for each call that it owes (F4)."""
-        if answer_refused_resume(session, stream, policy, credentials) is Answer.TELL:
+        answer = answer_refused_resume(session, stream, policy, credentials)
+        await self._context.spread(session)
+        if answer is Answer.TELL:
             self._context.telemetry.told(policy.name, len(stream.owes))
             self._reply.start(
                 200, b"OK", [(b"Content-Type", b"text/event-stream"), (b"Cache-Control", b"no-store")], Framing.CHUNKED

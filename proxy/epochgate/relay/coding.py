@@ -9,6 +9,8 @@ _GZIP = zlib.MAX_WBITS | 16
 MOST_AT_ONCE = 16 * 1024 * 1024  # of one read
 MOST_PER_BYTE = 100  # of all reads, for each coded byte
 MOST_AT_FIRST = 1024 * 1024  # and that much on top
+MOST_MEMBERS = 16 * 1024  # of a gzip body in one read: as well
+_SLICE = 4096  # bytes; zlib copies the rest of what it is given at the end of each member
 
 
 class Decoder:
@@ -18,16 +20,35 @@ class Decoder:
     so cannot be read.
     """
 
-    __slots__ = ("_room", "_windows", "_zlib")
+    __slots__ = ("_members", "_room", "_windows", "_zlib")
 
     def __init__(self, windows: tuple[int, ...]) -> None:
         self._room = MOST_AT_FIRST  # decoded bytes that may still come
         self._windows = windows
+        self._members = 0  # that ended in the last slice
         self._zlib = zlib.decompressobj(windows[0]) if windows else None
 
     def decode(self, data: bytes) -> bytes | None:
         """The decoded bytes, None where they cannot be had; nothing of the body can be had after that."""
+        if len(data) <= _SLICE or self._windows != (_GZIP,):
+            return self._decode(data)
+        pieces: list[bytes] = []
+        size = members = 0
+        for at in range(0, len(data), _SLICE):
+            piece = self._decode(data[at : at + _SLICE])
+            if piece is None:
+                return None
+            pieces.append(piece)
+            size += len(piece)
+            members += self._members
+            if size > MOST_AT_ONCE or members > MOST_MEMBERS:
+                self._zlib = None
+                return None
+        return b"".join(pieces)
+
+    def _decode(self, data: bytes) -> bytes | None:
         plain = b""
+        self._members = 0
         self._room += len(data) * MOST_PER_BYTE
         most = min(self._room, MOST_AT_ONCE)
         while self._zlib is not None and data:
@@ -38,6 +59,7 @@ class Decoder:
                 self._zlib = zlib.decompressobj(self._windows[0]) if self._windows else None
                 continue
             data = self._zlib.unused_data
+            self._members += self._zlib.eof
             if self._zlib.unconsumed_tail or len(plain) > most:
                 self._zlib = None
             elif data:

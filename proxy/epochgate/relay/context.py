@@ -91,6 +91,15 @@ class Context:
             self.telemetry.fenced(policy.name, reason.value, session=session.id, enforced=True)
         self.holds.close_held(session)
 
+    async def spread(self, session: Session) -> None:
+        """Wait until other processes know what was decided of a session: before its client is told, if that is soon.
+
+        The client's next request may come to any of them.
+        """
+        settled = self.ledger.spread(session)
+        if settled is not None:
+            await settled
+
     def live_change(self, policy: Policy, session: Session) -> None:
         """Traffic that was not resumed shows another epoch (R12)."""
         if policy.live_change is not LiveChange.IGNORE:

@@ -20,7 +20,7 @@ from epochgate.relay.context import Context
 from epochgate.relay.downstream import Outcome
 from epochgate.relay.flow import Answered, Flow
 from epochgate.relay.forward import Choose, Forwarder
-from epochgate.relay.handshake import open_handshake
+from epochgate.relay.handshake import Grant, Handshake
 from epochgate.relay.headers import (
     Head,
     check_connection_options,
@@ -253,9 +253,8 @@ class Exchange:
         self.forwarder.forget()
         if call is None or not call.initialize:
             return self.relay(connection, head)
-        credentials = self.credentials(policy)
-        tap = open_handshake(self.context, policy, head, call.owes, credentials)
-        return Passage(connection, head, self.forwarder.downstream, self.context, tap)
+        grant = Grant(self.context, policy, head, self.credentials(policy))
+        return Handshake(connection, head, self.forwarder.downstream, self.context, grant, call.owes)
 
     def choose_known(self, connection: UpstreamConnection, head: Head) -> Receiver:
         """The answer to a request of a session that is in the ledger."""
@@ -344,6 +343,7 @@ class Exchange:
         """A lost session, told in the one form that clients understand (N1)."""
         if may_fence(session, self.credentials(policy), granted=False):
             self.context.fence(policy, session, Reason.SESSION_LOST)
+            await self.context.spread(session)
         await self.answers.not_found(Reason.SESSION_LOST)
 
 

@@ -94,13 +94,13 @@ class Forwarder:
         self._rpc_method: str | None = None
 
     def forget(self) -> None:
-        """What was copied of the body is not needed any more."""
+        """What was copied of the body is not needed any more; an answer may stream for hours."""
         self.copying = False
+        if self._span is not None:
+            self._rpc_method = self.rpc_method
+        self._sent.clear()
         if self._copy is not None:
-            if self._span is not None:
-                self._rpc_method = self.rpc_method
             self._copy.resize(0)
-            self._sent.clear()
 
     @property
     def is_read(self) -> bool:

@@ -43,11 +43,20 @@ def without_contents(record: logging.LogRecord) -> bool:
     return True
 
 
-def set_up_logs(settings: Log) -> None:
-    """Write what is at least of the configured level, in the configured format. Times are UTC."""
+def set_up_logs(settings: Log, *, worker: int | None = None) -> None:
+    """Write what is at least of the configured level, in the configured format. Times are UTC.
+
+    With a number of a `worker` it is in each line.
+    """
     text: Any = _Sink(sys.stderr)
     level = logging.getLevelNamesMapping()[settings.level.upper()]
+
+    def name_worker(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event["worker"] = worker
+        return event
+
     shared: list[structlog.typing.Processor] = [
+        *([] if worker is None else [name_worker]),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,

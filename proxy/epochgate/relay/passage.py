@@ -103,8 +103,7 @@ class Passage(_Answer):
         """A clean end stays a clean end."""
         if self._tap is not None:
             self._tap.end()
-        self._downstream.reply.end()
-        self._finish()
+        self._end()
 
     def received_error(self, error: UpstreamError) -> None:
         """A truncated body is passed on as an aborted one."""
@@ -122,8 +121,11 @@ class Passage(_Answer):
         self._ending = True
         if not self._downstream.done and (not self._last or self._last.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))):
             self._connection.abort()
-            self._downstream.reply.end()
-            self._finish()
+            self._end()
+
+    def _end(self) -> None:
+        self._downstream.reply.end()
+        self._finish()
 
     def _finish(self) -> None:
         self._context.streams.discard(self)

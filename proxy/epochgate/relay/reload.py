@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,9 +12,7 @@ from pathlib import Path
 import watchfiles
 
 from epochgate.errors import ConfigurationError
-from epochgate.relay.context import Context, Policies
 from epochgate.relay.telemetry import log
-from epochgate.relay.tls import client_context, load_pair, server_context
 from epochgate.settings import Section, Settings
 
 APPLIED = ("policies", "drain", "admin.token_file")  # keys, and what is below them, that need no restart
@@ -34,24 +31,26 @@ class Reloaded:
 
 
 class Reload:
-    """The settings in force, and how they change."""
+    """The settings in force, and how they change.
+
+    `use` puts new ones in force, and reads the files of `tls` and `upstream.tls` again. Where it cannot, it changes
+    nothing and raises ConfigurationError.
+    """
 
     def __init__(
         self,
-        context: Context,
         settings: Settings,
         load: Callable[[], Settings],
+        use: Callable[[Settings], None],
         *,
         config: Path | None,
-        listener_tls: ssl.SSLContext | None,
     ) -> None:
         self.settings = settings
         self.last = Reloaded(time.time(), flags_win=settings.flags)
         self.results: Counter[str] = Counter(success=0, failure=0)
-        self._context = context
         self._started = settings
         self._load = load
-        self._listener_tls = listener_tls
+        self._use = use
         tls, upstream = settings.tls, settings.upstream.tls
         names = (config, tls.cert, tls.key, upstream.ca, upstream.cert, upstream.key)
         self._files = [Path(name) for name in names if name is not None]
@@ -62,14 +61,13 @@ class Reload:
         self._seen = self._digest()
         try:
             settings = self._load()
-            self._renew_certificates()
+            self._use(settings)
         except ConfigurationError as error:
             self.results["failure"] += 1
             self.last = Reloaded(time.time(), str(error), self.last.needs_restart, self.last.flags_win)
             log.error("reload.failed", source=source, message=str(error))
             return self.last
         self.settings = settings
-        self._context.policies = Policies(settings.compiled())
         self.results["success"] += 1
         self.last = Reloaded(time.time(), "", tuple(changed_keys(self._started, settings)), settings.flags)
         log.info(
@@ -109,15 +107,6 @@ class Reload:
         ):
             if self._digest() != self._seen:
                 self.apply("file")
-
-    def _renew_certificates(self) -> None:
-        """Read the files of `tls` and `upstream.tls` again; only new connections use them."""
-        tls = self._started.tls
-        renewed = server_context(tls)  # apart, so that a bad pair spoils nothing
-        if self._started.upstream.url.scheme == "https":
-            self._context.upstream.tls = client_context(self._started.upstream.tls)
-        if renewed is not None and self._listener_tls is not None:
-            load_pair(self._listener_tls, "tls", tls.cert or "", tls.key or "")
 
     def _digest(self) -> bytes:
         digest = hashlib.sha256()

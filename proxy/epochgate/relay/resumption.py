@@ -66,6 +66,7 @@ class Resumption:
         elif self._enforced and is_refused(verdict, self._policy):
             if may_fence(session, self._credentials, granted=False):
                 self._context.fence(self._policy, session, verdict.reason)
+                await self._context.spread(session)
             await exchange.answers.not_found(verdict.reason)
         else:
             outage_at = self._context.upstream.outage_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 
 from epochgate.errors import ConfigurationError
-from epochgate.settings import Tls, UpstreamTls
+from epochgate.settings import StoreTls, Tls, UpstreamTls
 
 _ALPN = ["http/1.1"]
 
@@ -22,15 +22,28 @@ def server_context(tls: Tls) -> ssl.SSLContext | None:
 
 def client_context(tls: UpstreamTls) -> ssl.SSLContext:
     """The context of connections to the upstream. Raises ConfigurationError."""
+    context = _client_context("upstream.tls", tls)
+    context.set_alpn_protocols(_ALPN)
+    return context
+
+
+def check_store(tls: StoreTls) -> None:
+    """Whether the files of `store.tls` can be used; the client of the store reads them by itself, for each connection.
+
+    Raises ConfigurationError.
+    """
+    _client_context("store.tls", tls)
+
+
+def _client_context(above: str, tls: UpstreamTls | StoreTls) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca)
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(
-            f"upstream.tls.ca: {tls.ca} cannot be used: {_describe(error)}; name a PEM file with certificates"
+            f"{above}.ca: {tls.ca} cannot be used: {_describe(error)}; name a PEM file with certificates"
         ) from None
-    context.set_alpn_protocols(_ALPN)
     if tls.cert is not None and tls.key is not None:
-        load_pair(context, "upstream.tls", tls.cert, tls.key)
+        load_pair(context, above, tls.cert, tls.key)
     return context
 
 
