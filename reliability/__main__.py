@@ -20,6 +20,8 @@ PARTS: tuple[str, ...] = (  # modules of this package with a PART, in the order 
     "transparency",
     "smuggling",
     "faults",
+    "resources",
+    "soak",
     "access",
     "supply",
 )

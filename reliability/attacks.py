@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from reliability.proxy import Proxy, free_port
+from reliability.proxy import Proxy, Valkey, free_port
 from reliability.wire import Wire
 
 CALL = b'{"jsonrpc":"2.0","id":%d,"method":"tools/list","params":{}}'
@@ -87,7 +87,11 @@ async def target(directory: pathlib.Path, settings: dict[str, Any]) -> AsyncIter
     pulse: subprocess.Popen[str] | None = None
     base = {"upstream": {"url": f"http://127.0.0.1:{port}"}, "log": {"level": "warning"}}
     proxy = Proxy(directory, {**base, "drain": {"grace": "0s", "window": "1s"}, **settings})
+    valkey = Valkey(directory) if "store" in settings else None
     try:
+        if valkey is not None:
+            await valkey.start()
+            proxy.write({**proxy.settings, "store": {"url": f"valkey://127.0.0.1:{valkey.port}/0"}})
         await _until_listening(port)
         await proxy.start()
         pulse = subprocess.Popen(
@@ -101,6 +105,8 @@ async def target(directory: pathlib.Path, settings: dict[str, Any]) -> AsyncIter
                 process.kill()
                 process.communicate()
         proxy.kill()
+        if valkey is not None:
+            valkey.kill()
 
 
 async def _until_listening(port: int) -> None:
@@ -312,7 +318,7 @@ async def body_flood(aim: Target, scale: Scale) -> str:
 
 
 async def endless_events(aim: Target, scale: Scale) -> str:
-    """Events that never end, on streams as they begin and on resumed ones, whose blocks are held until whole."""
+    """Events that never end, on live streams and on resumed ones, whose blocks are held until they are whole."""
     count = scale(50, 5)
     live, resumed = [], []
     try:
@@ -367,9 +373,10 @@ async def made_up_sessions(aim: Target, scale: Scale) -> str:
             else:
                 yield "DELETE", "/mcp", fields, b""
 
-    statuses = await _ask_many(aim.port, requests())
+    statuses = await _ask_many(aim.port, requests(), at_once=scale(400, 40))
     grown = await aim.metric("epochgate_sessions") - before
     assert not grown, f"{grown:.0f} records were made"
+    assert await aim.metric("epochgate_store_available") == 1, "the store is taken to be away"
     return f"{count:,} requests, no record made; answered {_listed(statuses)}"
 
 

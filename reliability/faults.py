@@ -14,16 +14,13 @@ import uvloop
 
 from reliability.part import Figure, Options, Part
 from reliability.toxics import TOXICS
-from reliability.traffic import Refusal, Tally, excuse_unproven
+from reliability.traffic import Tally
 from reliability.world import Plan, World, world
 
 PLACES = ("client", "upstream", "store")
-CUTTING = ("limit_data", "reset_peer", "timeout")  # a resumed stream may end before its first event, again and again
-GENTLE = ("none", "latency", "bandwidth", "slicer", "slow_close")  # everybody gets on, if slowly
 RECOVERED_WITHIN = 2.0  # s
-QUIET_FOR = 5.0  # s without a fault, after which a stream that is held has to be served
-CUT_LATELY = 4.0  # s
 UNGUARDED_FOR = 8.0  # s
+STORE_CONNECTIONS = 17  # that the proxy keeps open to the store at most, and may not have needed at the start
 
 Combination = tuple[str, str, str]  # at each of PLACES
 
@@ -76,38 +73,21 @@ async def play(measure: Measure) -> Outcome:
 
 async def _play_world(number: int, measure: Measure, waiting: list[Combination], outcome: Outcome) -> None:
     """One world: combination after combination, as long as there are any."""
-    cut_at = float("-inf")
-
-    def excuse(refusal: Refusal) -> bool:
-        cut_lately = time.time() - cut_at < CUT_LATELY
-        if refusal.session.epoch is not None:
-            return refusal.reason == "no_event" and cut_lately
-        quiet = time.time() - made.quiet_since > QUIET_FOR
-        return excuse_unproven(refusal) or (not quiet and refusal.reason in ("no_epoch", "no_event", "boundary"))
-
     directory = measure.directory / f"world-{number}"
     settings = {"log": {"level": "info"}}
-    plan = Plan(measure.clients, measure.seed + number, directory, "valkey", excuse=excuse, settings=settings)
+    plan = Plan(measure.clients, measure.seed + number, directory, "valkey", settings=settings)
     async with world(plan) as made:
         made.populate()
         await made.recovery()
         while waiting:
             combination = waiting.pop()
-            cutting = combination[1] in CUTTING
-            if cutting:
-                cut_at = float("inf")
             await _play(made, combination, measure.seconds, outcome)
-            if cutting:
-                cut_at = time.time()
         await _end(made, outcome)
 
 
 async def _play(made: World, combination: Combination, seconds: float, outcome: Outcome) -> None:
     """One combination, and the recovery from it."""
-    if combination != ("none", "none", "none"):
-        made.quiet_since = float("inf") if set(combination) - set(GENTLE) else time.time()
-    for place, name in zip(PLACES, combination, strict=True):
-        made.relays[place].set(TOXICS[name])
+    made.set_toxics(**dict(zip(PLACES, combination, strict=True)))
     ends_at = time.time() + seconds
     restarts_at = time.time() + seconds / 2 if made.chance.random() < 0.25 else float("inf")
     while (left := ends_at - time.time()) > 0:
@@ -117,8 +97,7 @@ async def _play(made: World, combination: Combination, seconds: float, outcome: 
         if time.time() > restarts_at:
             restarts_at = float("inf")
             await made.truth.restart(0.3)
-    for relay in made.relays.values():
-        relay.set(None)
+    made.set_toxics(**dict.fromkeys(PLACES, "none"))
     took, back = await asyncio.gather(made.recovery(), _until_store_is_back(made))
     outcome.recoveries[combination] = took[-1]
     outcome.store_back[combination] = back
@@ -133,7 +112,14 @@ async def _until_store_is_back(made: World) -> float:
 
 
 async def _end(made: World, outcome: Outcome) -> None:
-    """Everybody leaves: nothing of them may stay."""
+    outcome.left += await left_over(made)
+    outcome.complaints += made.proxy.complaints()
+    outcome.hung += made.hung
+    _add(outcome.tally, made.tally)
+
+
+async def left_over(made: World) -> list[str]:
+    """Everybody leaves, and the proxy ends: what of them has stayed until then."""
     await made.leave()
     before = made.before
     after = await made.settle(
@@ -147,16 +133,11 @@ async def _end(made: World, outcome: Outcome) -> None:
         "descriptors": max(after.descriptors - after.upstream_connections - before.descriptors - STORE_CONNECTIONS, 0),
         "answers of status 500": after.errors,
     }
-    outcome.left += [f"{count} {what}" for what, count in counts.items() if count]
+    left = [f"{count} {what}" for what, count in counts.items() if count]
     status = await made.proxy.stop()
     if status != 0:
-        outcome.left.append(f"exit status {status}")
-    outcome.complaints += made.proxy.complaints()
-    outcome.hung += made.hung
-    _add(outcome.tally, made.tally)
-
-
-STORE_CONNECTIONS = 17  # that the proxy keeps open to the store at most, and may not have needed at the start
+        left.append(f"exit status {status}")
+    return left
 
 
 def _add(total: Tally, more: Tally) -> None:

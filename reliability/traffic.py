@@ -120,9 +120,11 @@ class Agent:
         self._wire: Wire | None = None  # for calls
         self._reading: Wire | None = None
 
-    async def run(self) -> None:
-        """Until it is cancelled."""
+    async def run(self, after: float = 0.0) -> None:
+        """Until it is cancelled; it comes after so many s."""
         try:
+            await asyncio.sleep(after)
+            self.progress_at = time.time()
             while True:
                 if await self._try(self._open()):
                     await self._use_session()

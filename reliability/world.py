@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reliability.proxy import Proxy, Sample, Valkey
-from reliability.toxics import FaultRelay
-from reliability.traffic import Agent, Excuse, Tally, Ways, excuse_unproven
+from reliability.toxics import TOXICS, FaultRelay
+from reliability.traffic import Agent, Refusal, Tally, Ways, excuse_unproven
 from reliability.truth import TrueServer
 
-HUNG_AFTER = 10.0  # s without progress of a client while nothing is wrong
+CUTTING = ("limit_data", "reset_peer", "timeout")  # a resumed stream may end before its first event, again and again
+GENTLE = ("none", "latency", "bandwidth", "slicer", "slow_close")  # everybody gets on, if slowly
+QUIET_FOR = 5.0  # s without a fault, after which a stream that is held has to be served
+CUT_LATELY = 4.0  # s
 SETTLE_WITHIN = 15.0  # s in which all is let go of after the clients have left
 
 
@@ -31,7 +34,7 @@ class Plan:
     interval: float = 0.2  # between two events of a stream
     hold: float = 3.0
     ways: Ways = field(default_factory=Ways)
-    excuse: Excuse = excuse_unproven
+    hung_after: float = 10.0  # without progress of a client while nothing is wrong
     settings: dict[str, Any] = field(default_factory=dict)
     relays: bool = True
 
@@ -45,7 +48,8 @@ class World:
         self.truth = TrueServer(plan.seed, plan.interval)
         self.agents: list[Agent] = []
         self.chance = random.Random(plan.seed)
-        self.quiet_since = time.time()  # since when no fault is in force
+        self.quiet_since = time.time()  # since when no fault is in force; infinite while one is
+        self.cut_at = float("-inf")  # when the server's connections were last being cut; infinite while they are
         self.hung: list[str] = []
         self.relays: dict[str, FaultRelay] = {}
         self.valkey: Valkey | None = None
@@ -105,15 +109,15 @@ class World:
 
     # -- its clients
 
-    def populate(self) -> None:
-        """Clients begin to come."""
+    def populate(self, over: float = 0.0) -> None:
+        """Clients begin to come, over so many s."""
         for number in range(self.plan.clients):
             agent = Agent(
                 self._find_entrance, self.truth, self.tally, self.plan.ways,
-                seed=self.plan.seed * 100_003 + number, excuse=self.plan.excuse,
+                seed=self.plan.seed * 100_003 + number, excuse=self.excuse,
             )  # fmt: skip
             self.agents.append(agent)
-            self._tasks.append(asyncio.create_task(agent.run()))
+            self._tasks.append(asyncio.create_task(agent.run(after=over * number / self.plan.clients)))
         self._watching = asyncio.create_task(self._watch())
 
     def _find_entrance(self) -> int:
@@ -137,9 +141,35 @@ class World:
             await asyncio.sleep(1.0)
             now = time.time()
             for agent in self.agents:
-                if now - max(agent.progress_at, self.quiet_since) > HUNG_AFTER and not self.truth.down:
+                if now - max(agent.progress_at, self.quiet_since) > self.plan.hung_after and not self.truth.down:
                     self.hung.append(f"{now:.3f} {agent.path} {agent.session_id}")
                     agent.progress_at = now
+
+    # -- what befalls them
+
+    def set_toxics(self, **names: str) -> None:
+        """Another fault at these places."""
+        for place, name in names.items():
+            self.relays[place].set(TOXICS[name])
+        now = time.time()
+        toxics = [relay.toxic for relay in self.relays.values()]
+        if any(toxic not in [TOXICS[name] for name in GENTLE] for toxic in toxics):
+            self.quiet_since = float("inf")
+        elif names:
+            self.quiet_since = now
+        if self.relays["upstream"].toxic in [TOXICS[name] for name in CUTTING]:
+            self.cut_at = float("inf")
+        elif self.cut_at == float("inf"):
+            self.cut_at = now
+
+    def excuse(self, refusal: Refusal) -> bool:
+        """Whether a healthy session may have been refused."""
+        now = time.time()
+        if refusal.session.epoch is not None:
+            return refusal.reason == "no_event" and now - self.cut_at < CUT_LATELY
+        # A fault before the server hides from it for a while that the proxy has closed a stream.
+        quiet = now - self.quiet_since > QUIET_FOR and self.relays["upstream"].toxic is None
+        return excuse_unproven(refusal) or (not quiet and refusal.reason in ("no_epoch", "no_event", "boundary"))
 
     def lose_some(self) -> None:
         """A session is lost: one on which a stream has begun."""

@@ -458,6 +458,25 @@ async def test_a_client_library_that_fails_in_odd_ways(common, quick, monkeypatc
     assert "never retrieved" not in caplog.text
 
 
+async def test_many_unknown_sessions_at_once(common, monkeypatch):
+    """They take a few connections to the store, wait for their turn, and do not make it look as if it were away."""
+    monkeypatch.setattr(kept, "GIVE_UP_AFTER", 0.5)
+    monkeypatch.setattr(kept, "MOST_READS", 200)
+    one, two = await common.ledger(), await common.ledger()
+    session = story(one)
+    await one.flush()
+    with common.server.client() as client:
+        before = len(client.client_list())
+        for _ in range(3):
+            found = await asyncio.gather(*(two.find(b"%d" % number, time.time()) for number in range(1000)))
+            assert found == [None] * 1000
+            assert len(two._reads) <= 200
+        assert len(client.client_list()) <= before + 2 * 32
+    await until(lambda: not two._reads)
+    assert two.problem is None
+    assert facts(await two.find(b"session", time.time(), Resume(b"4", WHO))) == facts(session)
+
+
 async def test_a_late_failure_on_a_former_connection_says_nothing_of_the_store(common, quick, monkeypatch):
     """It was opened anew since: nothing is taken to be away, and nobody has to wait for another try."""
     ledger = await common.ledger()

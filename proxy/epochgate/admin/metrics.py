@@ -188,8 +188,15 @@ FAMILIES = (
     ),
     Family(
         False,
+        "epochgate_copies_bytes",
+        "Bytes that are kept of unfinished requests, answers and events; `limits.copies` is the most.",
+        (),
+        _one(lambda s: s.snapshot.copies),
+    ),
+    Family(
+        False,
         "epochgate_tasks",
-        "Tasks of the event loop: one for each request that is being worked on, and a few that are always there.",
+        "Tasks of the event loop: some of the requests that are being worked on, and a few that are always there.",
         (),
         _one(lambda s: s.snapshot.tasks),
     ),

@@ -53,6 +53,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     connections: int = 0  # to the upstream
     clients: int = 0  # connections of them
     tasks: int = 0
+    copies: int = 0  # bytes
     open_streams: int = 0
     held_streams: int = 0
     sessions: int = 0
@@ -81,6 +82,7 @@ def take(context: Context) -> Snapshot:
         connections=len(context.upstream.connections),
         clients=len(context.clients),
         tasks=len(asyncio.all_tasks()),
+        copies=context.copies.used,
         open_streams=telemetry.open_streams,
         held_streams=len(context.holds),
     )
@@ -95,7 +97,7 @@ def count_sessions(context: Context, snapshot: Snapshot) -> None:
 
 def past(snapshot: Snapshot) -> Snapshot:
     """What is left of a process that has ended: what it had counted."""
-    gauges = ("connections", "clients", "tasks", "open_streams", "held_streams", "sessions", "fenced")
+    gauges = ("connections", "clients", "tasks", "copies", "open_streams", "held_streams", "sessions", "fenced")
     return msgspec.structs.replace(snapshot, draining=False, problem=None, **dict.fromkeys(gauges, 0))
 
 
@@ -122,6 +124,7 @@ def total(snapshots: Sequence[Snapshot], started_at: float) -> Snapshot:
         connections=sum(snapshot.connections for snapshot in snapshots),
         clients=sum(snapshot.clients for snapshot in snapshots),
         tasks=sum(snapshot.tasks for snapshot in snapshots),
+        copies=sum(snapshot.copies for snapshot in snapshots),
         open_streams=sum(snapshot.open_streams for snapshot in snapshots),
         held_streams=sum(snapshot.held_streams for snapshot in snapshots),
         sessions=sum(snapshot.sessions for snapshot in snapshots),

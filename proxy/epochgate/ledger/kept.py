@@ -24,6 +24,8 @@ BATCH = 256  # sessions written at once
 SLICE = 8  # sessions looked through at a stretch
 READ_WITHIN = 0.25  # s that a request waits for the store
 RESUME_WITHIN = 1.0  # s that a resume waits, which would be refused otherwise
+READS_AT_ONCE = 256
+MOST_READS = 1024  # under way and waiting; beyond it one goes on with what is at hand, as one that has waited too long
 GIVE_UP_AFTER = 1.5  # s without an answer, and the store is taken to be away
 OPEN_WITHIN = 5.0  # s that the start waits for the store, too
 WRITE_WITHIN = 10.0  # s
@@ -61,6 +63,7 @@ class KeptLedger:
         self._round: asyncio.Future[None]  # done when another batch is written
         self._timer: asyncio.TimerHandle | None = None
         self._reads: dict[bytes, asyncio.Task[None]] = {}
+        self._reading = asyncio.Semaphore(READS_AT_ONCE)  # waiting for one's turn says nothing of the store
         self._tasks: list[asyncio.Task[None]] = []
         records.evicted = self._evicted
 
@@ -268,6 +271,8 @@ class KeptLedger:
             await asyncio.wait((task,), timeout=within)
             task = self._reads.get(session_id)
         if task is None:
+            if len(self._reads) >= MOST_READS:
+                return
             task = self._reads[session_id] = asyncio.create_task(self._read(session_id))
             task.add_done_callback(lambda _: self._reads.pop(session_id, None))
         await asyncio.wait((task,), timeout=within)
@@ -284,7 +289,7 @@ class KeptLedger:
         began = asyncio.get_running_loop().time()
         opening = self._opening
         try:
-            async with asyncio.timeout(GIVE_UP_AFTER):
+            async with self._reading, asyncio.timeout(GIVE_UP_AFTER):
                 kept = await self._store.read(session_id, life, *known)
             if self.records.get(session_id, now) is session and not self._is_removed(session_id):
                 self.take(session_id, session, kept, known, now)

@@ -90,13 +90,15 @@ class Exchange:
         try:
             await work
         except (BadRequestError, UpstreamError) as error:
+            error.__traceback__ = None  # its frames know what it came out of, which knows it: a cycle
             if isinstance(error, UpstreamError):
                 self.context.saw_upstream_error(error)
             if self.reply.started:
                 self.reply.break_off()
             else:
                 await self.answers.send(error.status, error_body(str(error)))
-        except ConnectionError:
+        except ConnectionError as error:
+            error.__traceback__ = None
             self.client.abort()  # the client left in the middle of its request
         self._account()
 

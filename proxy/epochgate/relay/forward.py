@@ -204,8 +204,8 @@ class Forwarder:
             waiting = asyncio.ensure_future(body.wait())
             await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                if not waiting.cancel():
-                    waiting.exception()  # the client has gone, as everybody knows
+                if not waiting.cancel() and (error := waiting.exception()) is not None:
+                    error.__traceback__ = None  # the client has gone, as everybody knows; and no cycle is to be left
                 return
             await waiting
             connection.write(self._framed(self._take()))
