@@ -397,6 +397,7 @@ class Upstream:
         self.connect_timeout = connect_timeout
         self.idle_timeout = idle_timeout
         self.outage_at = float("-inf")  # when it last refused or reset a new connection: a boundary signal
+        self.tell_outage: Callable[[], None] = lambda: None  # tells other processes of it
         self.connections: set[UpstreamConnection] = set()
         self.tls = tls  # of connections to come
         self.known = KnownAnswers()
@@ -436,10 +437,10 @@ class Upstream:
                     server_hostname=self.host if self.tls is not None else None,
                 )
         except TimeoutError:
-            self.outage_at = time.time()
+            self._note_outage()
             raise UpstreamTimeoutError("No connection to the upstream within upstream.connect_timeout") from None
         except OSError as error:
-            self.outage_at = time.time()
+            self._note_outage()
             raise UpstreamRefusedError(f"No connection to the upstream: {_describe(error)}") from None
         return connection
 
@@ -468,7 +469,15 @@ class Upstream:
     def saw_reset(self, error: UpstreamError) -> None:
         """A connection broke: where it was a new one, that is a boundary signal."""
         if isinstance(error, UpstreamResetError) and error.fresh:
-            self.outage_at = time.time()
+            self._note_outage()
+
+    def heard_of_outage(self) -> None:
+        """Another process saw one."""
+        self.outage_at = time.time()
+
+    def _note_outage(self) -> None:
+        self.outage_at = time.time()
+        self.tell_outage()
 
     def close(self) -> None:
         """Drop all connections."""
