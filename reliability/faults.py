@@ -20,7 +20,7 @@ from reliability.world import Plan, World, world
 PLACES = ("client", "upstream", "store")
 RECOVERED_WITHIN = 2.0  # s
 UNGUARDED_FOR = 8.0  # s
-STORE_CONNECTIONS = 17  # that the proxy keeps open to the store at most, and may not have needed at the start
+STORE_CONNECTIONS = 34  # that the proxy keeps open to the store at most, and may not have needed at the start
 
 Combination = tuple[str, str, str]  # at each of PLACES
 

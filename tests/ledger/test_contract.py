@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import time
 
 import pytest
@@ -52,6 +53,39 @@ async def test_idle_sessions_and_old_fences_are_forgotten(place):
     assert ledger.get(b"open", now + 101) is not None
     assert ledger.get(b"fenced", now + 199).fence == "deleted"
     assert ledger.get(b"fenced", now + 201) is None
+
+
+@pytest.mark.parametrize("how", ["asked for", "swept", "evicted", "granted anew"])
+async def test_what_was_forgotten_is_freed_at_once(place, how):
+    """L5: a record and what writes it know each other; they must not wait for the collector, which is rare."""
+    ledger = await place.ledger(idle=100.0, fence=100.0, sessions=2)
+    now = time.time()
+    for name in (b"live", b"fenced"):
+        session = story(ledger, name, now=now)
+        session.policy = f"of the first ones in {id(ledger)}"
+    session.close("deleted", now)
+    ledger.get(b"fenced", now)
+    del session
+    await ledger.flush()
+    gc.disable()
+    try:
+        if how == "asked for":
+            assert ledger.get(b"live", now + 101) is None
+            assert ledger.get(b"fenced", now + 101) is None
+        elif how == "swept":
+            (ledger._records if hasattr(ledger, "_records") else ledger.records).sweep(now + 101)
+        else:
+            for number in range(5):
+                name = b"%d" % number if how == "evicted" else (b"live", b"fenced")[number % 2]
+                story(ledger, name, now=now).close("deleted", now)
+                ledger.get(name, now)
+                story(ledger, b"l" + name if how == "evicted" else name, now=now)
+        await ledger.flush()
+        await asyncio.sleep(0)
+        sessions = [found for found in gc.get_objects() if type(found) is Session]
+        assert not [found.id for found in sessions if found.policy == f"of the first ones in {id(ledger)}"]
+    finally:
+        gc.enable()
 
 
 async def test_evicted_sessions_are_unknown_everywhere(place):

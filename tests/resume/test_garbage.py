@@ -65,7 +65,7 @@ async def test_calls_on_a_connection(proxy, garbage):
 @pytest.mark.parametrize("how", ["answered", "left", "cut", "lost"])
 async def test_streams(proxy, garbage, how):
     """One that ends, one that is held and resumed, one that is resumed from the upstream, one that is refused."""
-    async with proxy() as relay:
+    async with proxy(keepalive="10s") as relay:
         story = await began(relay, epoch=1)
         await play(story, how)
         for peer in relay.peers:

@@ -34,14 +34,14 @@ class Records:
                 del self._live[session_id]
                 self._keep(self._fenced, session)
             elif now - session.active_at > self.session_idle and not session.open_flows:
-                del self._live[session_id]
+                _let_go(self._live.pop(session_id))
                 return None
             else:
                 self._live.move_to_end(session_id)
             return session
         session = self._fenced.get(session_id)
         if session is not None and now - session.fenced_at > self.fence:
-            del self._fenced[session_id]
+            _let_go(self._fenced.pop(session_id))
             return None
         return session
 
@@ -61,13 +61,11 @@ class Records:
     def sweep(self, now: float) -> None:
         """Forget what is past its time."""
         for session in list(self._live.values()):
-            if session.fence is not None:
+            if session.fence is not None or (now - session.active_at > self.session_idle and not session.open_flows):
                 self.get(session.id, now)
-            elif now - session.active_at > self.session_idle and not session.open_flows:
-                del self._live[session.id]
         for session in list(self._fenced.values()):
             if now - session.fenced_at > self.fence:
-                del self._fenced[session.id]
+                _let_go(self._fenced.pop(session.id))
 
     def all(self) -> list[Session]:
         """Every record."""
@@ -86,6 +84,11 @@ class Records:
             given_up = records.pop(victim)
             if self.evicted is not None:
                 self.evicted(given_up)
+
+
+def _let_go(session: Session) -> None:
+    """It is past its time: nothing of it is written any more, and the two do not wait for the collector."""
+    session.watcher = None
 
 
 class MemoryLedger:

@@ -638,6 +638,7 @@ class Flow:
             self._copy.resize(0)
         if self._heartbeat is not None:
             self._heartbeat.stop()
+            self._heartbeat = None
         self.context.streams.discard(self)
         self.session.open_flows -= 1
         self.context.telemetry.open_streams -= 1

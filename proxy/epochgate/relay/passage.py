@@ -131,6 +131,7 @@ class Passage(_Answer):
         self._context.streams.discard(self)
         if self._tap is not None:
             self._tap.close()
+            self._tap = None
         self._downstream.finish(Outcome.DONE)
 
     def received_all(self) -> None:
