@@ -7,6 +7,7 @@ import errno
 import os
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 import structlog.testing
 
@@ -15,7 +16,7 @@ from epochgate.relay.listener import Reserved
 from epochgate.settings import Settings
 from epochgate.values import Address
 from epochgate.workers import process
-from epochgate.workers.channel import Begin, Drain, Report, pack
+from epochgate.workers.channel import Answered, Begin, Drain, Report, pack
 from epochgate.workers.process import Crew, UnansweredError, WorkerProcess
 
 SETTINGS = Settings.model_validate(
@@ -98,6 +99,18 @@ async def test_one_that_hangs_is_killed_and_replaced(monkeypatch, quick):
         worker.look()
         await until(lambda: worker.restarts == 1)
     assert ends(lines) == [("SIGKILL", 0.0)]
+
+
+async def test_one_that_speaks_nonsense_is_replaced(monkeypatch, quick):
+    """What it says is read in its own time, and nothing that it says ends the supervision."""
+    say = "import os, sys, time; os.write(int(sys.argv[2]), {0!r}); time.sleep(60)"
+    answer = msgspec.msgpack.encode(Answered(7, msgspec.Raw(b"\xc0")))  # to what nobody asked
+    for nonsense in (b"\x00\x00\x00\x01\xc1", len(answer).to_bytes(4, "big") + answer):
+        monkeypatch.setattr(process, "_PROGRAM", say.format(nonsense))
+        async with kept(Heard()) as (worker, lines):
+            await until(lambda worker=worker: worker.restarts == 1)
+        assert "worker.garbled" in [line["event"] for line in lines]
+        assert ends(lines)[0] == ("SIGKILL", 0.0)
 
 
 async def test_one_that_cannot_be_started_is_tried_again(monkeypatch, quick):

@@ -193,7 +193,8 @@ class WorkerProcess:
             while (data := await channel.receive()) is not None:
                 self._quiet = 0
                 self._hear(_decode(data))
-        except msgspec.MsgspecError:
+        except Exception as error:  # noqa: BLE001  # whatever it is, there has to be a worker again
+            log.error("worker.garbled", worker=self.number, error=type(error).__name__)
             process.kill()
         await channel.close()
         end = await asyncio.to_thread(_await_end, process)
