@@ -8,6 +8,7 @@ session, the answers that a rule replaces (N1, R3, F2).
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from dataclasses import dataclass
 from random import Random
@@ -135,6 +136,33 @@ def generate(seed: int, number: int) -> Exchange:
         asked.append(made[0])
         answers.append(made[1])
     return Exchange(number, tuple(asked), tuple(answers), pipelined, choose.random() < 0.5, choose.random() < 0.1, path)
+
+
+def _repeat(choose: Random, asked: list[Asked], answers: list[Answer]) -> None:
+    """The same heads again and again, but for the lengths: the proxy knows them then."""
+    plain = [
+        at
+        for at, answer in enumerate(answers)
+        if not (answer.refuses or answer.cut or asked[at].waits or asked[at].closes) and at > 0
+    ]
+    if not plain:
+        return
+    at = choose.choice(plain)
+    for place in range(choose.choice((2, 3, 4))):
+        request, answer = asked[at], answers[at]
+        if request.body and b"chunked" not in request.head.lower():
+            body = _call(choose)
+            request = Asked(_with_length(request.head, len(body)), body)
+        if answer.framing == "sized" and answer.plain:
+            text = choose.randbytes(choose.choice((0, 1, 100, 3000)))
+            fields = tuple(_with_length(b"\r\n" + line, len(text))[2:] for line in answer.fields)
+            answer = Answer(answer.interims, answer.start, fields, text, "sized", text)
+        asked.insert(at + 1 + place, request)
+        answers.insert(at + 1 + place, answer)
+
+
+def _with_length(head: bytes, size: int) -> bytes:
+    return re.sub(rb"(?i)(\r\ncontent-length:[ \t]*)\d+", lambda found: found[1] + b"%d" % size, head)
 
 
 def _opening(choose: Random, path: bytes, session: bytes, *, may_end: bool) -> tuple[Asked, Answer]:

@@ -1,7 +1,8 @@
 """Whatever the upstream answers, through the whole proxy: one clear answer to the client, and nothing of it to others.
 
 The first byte of an input chooses how the rest, the answer to the first request, is cut; the second which request that
-is, and how the upstream ends. A second request of the same client and one of another client get an answer of their own.
+is, how the upstream ends, and whether somebody has got the same answer before (or what stands in front of a mark): then
+the proxy knows its head. A second request of the same client and one of another client get an answer of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DICTIONARY = (
     "0\\x0d\\x0a\\x0d\\x0a", "5;a=b\\x0d\\x0a", "\\x0d\\x0a", "\\x0d\\x0a ",
     "Content-Type: text/event-stream\\x0d\\x0a", "Content-Type: application/json\\x0d\\x0a",
     "Content-Encoding: gzip\\x0d\\x0a",
-    "id: 1\\x0adata: {}\\x0a\\x0a", "Session not found", "\\x0b", "\\x00",
+    "id: 1\\x0adata: {}\\x0a\\x0a", "Session not found", "\\xff\\xfe\\xfd", "\\x0b", "\\x00",
 )  # fmt: skip
 REQUESTS = (
     b"GET /first HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -38,6 +39,8 @@ REQUESTS = (
     b"DELETE /first HTTP/1.1\r\nHost: a\r\nMcp-Session-Id: S\r\n\r\n",
     b'POST /first HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\n{"id":1,"method":"initialize"}',
 )
+MARK = b"\xff\xfe\xfd"
+BEFORE = b"GET /first HTTP/1.1\r\nHost: a\r\n\r\n"
 SECOND = b"GET /second HTTP/1.1\r\nHost: a\r\n\r\n"
 THIRD = b"GET /third HTTP/1.1\r\nHost: a\r\n\r\n"
 OPEN = b'POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\n{"id":0,"method":"initialize"}'
@@ -80,8 +83,13 @@ class _Upstream:
 
 
 async def _exchange(answer: bytes, how: int, request: bytes, ending: int) -> None:
-    upstream = _Upstream(cut(answer, how))
+    before, mark, after = answer.partition(MARK)
+    answer = after if mark else before
+    upstream = _Upstream([before])
     proxy = Inside(_settings, upstream.serve)
+    if ending & 4:
+        await _learn(proxy, upstream)
+    upstream.first = cut(answer, how)
     guarded = b"Mcp-Session-Id" in request
     client = proxy.client()
     if guarded:
@@ -108,6 +116,17 @@ async def _exchange(answer: bytes, how: int, request: bytes, ending: int) -> Non
     assert client.closed
     _check(bytes(client.written), answer, request, guarded=guarded, fin=bool(ending & 2))
     await proxy.end()
+
+
+async def _learn(proxy: Inside, upstream: _Upstream) -> None:
+    """Somebody asks first."""
+    client = proxy.client()
+    client.send(BEFORE)
+    await proxy.settle()
+    client.break_off()
+    await proxy.settle()
+    upstream.pipe = None
+    proxy.handled.clear()
 
 
 async def _time_passes(proxy: Inside) -> None:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 
 from epochgate.guard.mcp import (
     Tokens,
+    answers_nothing,
     carries_only,
     error_code,
     holds_initialize_result,
     method_of,
+    read_answers,
     read_call,
     read_messages,
-    says_nothing,
+    repeats_only,
 )
 
 DICTIONARY = (
@@ -103,7 +105,8 @@ def check(data: bytes) -> None:
     keys, known, default = KEYS[data[0] % 3], KNOWN[data[0] // 3 % 3], KNOWN[data[0] // 9 % 3]
     body, tokens = grow(data[1:]) if data[0] >= GROWN else data[1:], Tokens(keys, default)
     call, messages, method = read_call(body), read_messages(body, tokens), method_of(body)
-    quiet, only = says_nothing(body, tokens, known), carries_only(body, tokens, known)
+    only, repeats = carries_only(body, tokens, known), repeats_only(body, tokens, known)
+    quiet, quick = answers_nothing(body), read_answers(body)
     code, opened = error_code(body), holds_initialize_result(body)
     try:
         read = reference(body)
@@ -112,12 +115,11 @@ def check(data: bytes) -> None:
     _check_call(call, read, method)
     _check_messages(messages, read, tokens)
     found = _tokens(read, keys)
-    if only:
+    if only or repeats:
         assert all(known in texts for texts in found), (body, known, found)
         assert default in (None, known)
-    if quiet:
-        assert only
-        assert not _answers(read), body
+        # What is read then says no more of the tokens.
+        assert (() if quiet else quick.answers) == tuple(_answers(read)), body
     if read.objects is None:
         assert (code, opened) == (None, False)
     assert opened == any(

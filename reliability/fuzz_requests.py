@@ -2,7 +2,8 @@
 
 The upstream must be able to read everything that reaches it by the letter, and never more requests than the client
 sent; the client gets one answer to each, in order, and then an end; somebody else gets an answer afterwards. The first
-byte of an input chooses how the rest is cut, the second how the client leaves, and whether the session `s` is known.
+byte of an input chooses how the rest is cut, the second how the client leaves, whether the session `s` is known, and
+whether it is all sent again: then the proxy knows the heads.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Upstream: %d\r\n\r\n"
 OPEN = b'POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\n{"id":0,"method":"initialize"}'
 OPENED = b'{"id":0,"result":{"protocolVersion":"x"}}'
 OPENED_HEAD = b"HTTP/1.1 200 OK\r\nMcp-Session-Id: s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+AGAIN = 2  # times more: from the second request of a connection on its head is kept, and known by the third
 HONEST = b"GET /honest HTTP/1.1\r\nHost: a\r\n\r\n"
 # What the guard may take away from a request or change: L2, R3, T8.
 GUARDED = {b"mcp-session-id", b"last-event-id", b"accept-encoding"}
@@ -78,6 +80,10 @@ async def _exchange(sent: bytes, how: int, leaving: int) -> None:
         await _open_session(proxy, upstream)
     client = proxy.client()
     client.send(*cut(sent, how))
+    for _ in range(AGAIN if leaving & 8 else 0):
+        await proxy.settle()
+        client.send(*cut(sent, how))
+    sent += sent * (AGAIN if leaving & 8 else 0)
     if leaving % 4 == 1:
         client.finish()
     await proxy.settle()

@@ -1,8 +1,9 @@
 """Whatever the upstream replays on a resume, through the whole proxy: no unchecked event is released (R5 to R11).
 
 The session has the epoch token `e`, and the client has read the events 1 and 2 of a call that is to be answered; the
-proxy has read event 3 as well. The first byte of an input chooses the policy, the second how the replay is cut; the
-rest is the replay, or the choices by which one is put together.
+proxy has read event 3 as well. The first byte of an input chooses the policy, and whether the stream is still held:
+then the rest comes on it, in part before the resume. The second chooses how it is cut. The rest is what the upstream
+sends, or the choices by which that is put together.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+from epochgate.settings import Settings
 from reliability.fuzz_peek import Number, Read, _answers, _tokens, reference
 from reliability.fuzz_sse import pieces
 from reliability.fuzz_sse import reference as read_stream
@@ -24,6 +26,7 @@ DICTIONARY = (
     ": c\\x0a\\x0a", "retry: 5\\x0a",
 )  # fmt: skip
 GROWN = 128
+HELD = 64
 KEY = "session_epoch"
 
 NOTE = b'{"jsonrpc":"2.0","method":"n","params":{"n":%d,"_meta":{"session_epoch":"e"}}}'
@@ -76,7 +79,10 @@ def check(data: bytes) -> None:
     """Raises AssertionError where the proxy does what it must not with this input."""
     if len(data) > 2:
         replay = b"".join(BLOCKS[byte % len(BLOCKS)] for byte in data[2:]) if data[0] >= GROWN else data[2:]
-        _loop.run(_resume(replay, data[1], data[0] % len(_policies)))
+        if data[0] & HELD:
+            _loop.run(_resume_held(replay, data[1], _policies[2 + data[0] % 2]))
+        else:
+            _loop.run(_resume(replay, data[1], data[0] % len(_policies)))
 
 
 class _Upstream:
@@ -116,19 +122,25 @@ def _post(body: bytes, *fields: bytes) -> bytes:
     return b"\r\n".join(lines)
 
 
-async def _resume(replay: bytes, how: int, policy: int) -> None:
-    upstream = _Upstream([_chunk(piece) for piece in pieces(replay, how) if piece])
-    proxy = Inside(_policies[policy], upstream.serve)
+async def _left(replay: list[bytes], policy: Settings) -> tuple[Inside, _Upstream, Pipe]:
+    """The session and its call, whose client has gone."""
+    upstream = _Upstream(replay)
+    proxy = Inside(policy, upstream.serve)
     client = proxy.client()
     client.send(_post(OPEN))
     await proxy.settle()
     client.send(_post(CALL, b"Mcp-Session-Id: S"))
     await proxy.settle()
     client.break_off()
-    assert upstream.call is not None
     await proxy.settle()
-    if not upstream.call.closed:
-        upstream.call.break_off()
+    assert upstream.call is not None
+    return proxy, upstream, upstream.call
+
+
+async def _resume(replay: bytes, how: int, policy: int) -> None:
+    proxy, _, call = await _left([_chunk(piece) for piece in pieces(replay, how) if piece], _policies[policy])
+    if not call.closed:
+        call.break_off()
     await asyncio.sleep(120)  # longer than the stream is held
     client = proxy.client()
     client.send(RESUME)
@@ -138,6 +150,44 @@ async def _resume(replay: bytes, how: int, policy: int) -> None:
     assert client.written
     _check(bytes(client.written), overlap=policy >= 4)
     await proxy.end()
+
+
+async def _resume_held(sent: bytes, how: int, policy: Settings) -> None:
+    """What the client gets is what came on the connection, block for block, up to another epoch (R4, R11, R12)."""
+    chunks = [_chunk(piece) for piece in pieces(sent, how) if piece]
+    proxy, _, call = await _left([], policy)
+    call.send(*chunks[: len(chunks) // 2])
+    await proxy.settle()
+    client = proxy.client()
+    client.send(RESUME)
+    await proxy.settle()
+    call.send(*chunks[len(chunks) // 2 :], b"0\r\n\r\n")
+    await asyncio.sleep(60)
+    client.finish()
+    await proxy.settle()
+    found = read_answer(bytes(client.written), 0, method=b"GET", ended=True)
+    assert found is not None
+    if found[0].status != 404:
+        whole = b"".join(b"id: %b\ndata: %b\n\n" % one for one in RECORDED.items()) + sent
+        messages, expected = _messages(found[0].body), _messages(whole)
+        if messages and _is_told(messages[-1][1]):
+            messages.pop()
+        # Where the cursor's id came again, its last event counts (R3); a message without an id has the one before.
+        starts = [at + 1 for at, sticks in enumerate(_sticking(whole)) if sticks == b"2"]
+        assert any(messages == expected[start : start + len(messages)] for start in starts), (messages, expected)
+        assert all(texts == {"e"} for _, data in messages for texts in _tokens(reference(data), (KEY,))), messages
+    await proxy.end()
+
+
+def _messages(stream: bytes) -> list[tuple[bytes | None, bytes]]:
+    """The messages of a stream: the id where it is their own, and the data."""
+    blocks = read_stream(stream, 1 << 30).blocks
+    return [(event_id if own else None, data or b"") for event_id, own, data, _, kind, _ in blocks if kind == "MESSAGE"]
+
+
+def _sticking(stream: bytes) -> list[bytes | None]:
+    """The id that sticks at each message."""
+    return [event_id for event_id, _, _, _, kind, _ in read_stream(stream, 1 << 30).blocks if kind == "MESSAGE"]
 
 
 def _check(written: bytes, *, overlap: bool) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from epochgate.relay.client import ClientConnection
-from epochgate.relay.exchange import Exchange
+from epochgate.relay.exchange import work_on
 from epochgate.relay.logs import set_up_logs
 from epochgate.relay.request import Request
 from epochgate.relay.server import build_context, build_ledger
@@ -170,11 +170,10 @@ class Inside:
         self.upstreams: list[Pipe] = []
         self.handled: list[Request] = []
         self._serve = serve
-        self._connections: set[ClientConnection] = set()
 
     def client(self) -> Pipe:
         """A new connection to the proxy."""
-        return Pipe(ClientConnection(self._handle, self._connections))
+        return Pipe(ClientConnection(self._handle, self.context.clients))
 
     async def settle(self) -> None:
         """Until nobody has anything to do at this moment."""
@@ -185,11 +184,11 @@ class Inside:
     async def end(self) -> None:
         """Everybody leaves; nothing may be left over."""
         self.context.holds.close_all()
-        for connection in list(self._connections):
+        for connection in list(self.context.clients):
             connection.abort()
         self.context.upstream.close()
         await self.settle()
-        assert not self._connections
+        assert not len(self.context.clients)
         assert not self.context.upstream.connections
         assert not self.context.streams
 
@@ -198,9 +197,9 @@ class Inside:
         self.upstreams.append(Pipe(connection, self._serve))
         return connection
 
-    async def _handle(self, request: Request) -> None:
+    def _handle(self, request: Request) -> Coroutine[None, None, None] | None:
         self.handled.append(request)
-        await Exchange(self.context, request).run()
+        return work_on(self.context, request)
 
 
 def settings(**changes: Any) -> Settings:

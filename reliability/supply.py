@@ -24,6 +24,7 @@ PINNED = (
     HERE / "requirements" / "test.txt",
     HERE / "requirements" / "audit.txt",
     HERE / "requirements" / "build.txt",
+    HERE / "requirements" / "fuzz.txt",
     HERE / "deploy" / "image" / "build.txt",
     *sorted((HERE / "bench").glob("requirements-*.txt")),
     *sorted((HERE / "tests").glob("*/requirements-*.txt")),

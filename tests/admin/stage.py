@@ -60,10 +60,12 @@ class Server:
         self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.2)
 
     @asynccontextmanager
-    async def listening(self, *, path: str | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    async def listening(
+        self, *, path: str | None = None, tls: ssl.SSLContext | None = None, port: int | None = None
+    ) -> AsyncIterator[str]:
         """Its URL as the proxy takes it."""
         await self._runner.setup()
-        port = free_port()
+        port = port or free_port()
         site: web.BaseSite = (
             web.UnixSite(self._runner, path) if path else web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls)
         )

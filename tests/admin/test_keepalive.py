@@ -50,6 +50,33 @@ async def test_a_comment_comes_between_events_only(tmp_path, http):
             assert data == event(2, note("1")) + COMMENT
 
 
+class Marked(Server):
+    """A silent stream, whose first event comes late and with a byte order mark."""
+
+    async def _handle(self, request):
+        if request.method == "POST" and b"tools/call" in await request.read():
+            stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await stream.prepare(request)
+            await self.more.wait()
+            await stream.write(b"\xef\xbb\xbf" + event(1, note(self.epoch)))
+            return stream
+        return await super()._handle(request)
+
+
+async def test_behind_a_comment_a_byte_order_mark_is_none(tmp_path, http):
+    """The client would take it for a part of the first line."""
+    server = Marked()
+    policies = [{"name": "mcp", "keepalive": "50ms"}]
+    async with server.listening() as upstream, proxy(upstream, tmp_path, policies=policies) as gate:
+        client = Client(http, gate.url)
+        await client.initialize()
+        async with http.post(client.url, json=rpc("tools/call"), headers=client.headers) as stream:
+            data = await stream.content.readuntil(COMMENT)
+            server.more.set()
+            data += await stream.content.read()
+            assert data.replace(COMMENT, b"") == event(1, note("1"))
+
+
 async def test_off_by_default_and_in_observe_mode(tmp_path, http):
     for policies in ([{"name": "mcp"}], [{"name": "mcp", "mode": "observe", "keepalive": "50ms"}]):
         server = Slow()

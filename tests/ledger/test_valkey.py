@@ -210,6 +210,24 @@ async def test_a_fence_holds_at_the_other_within_100_ms(common):
         heard.clear()
 
 
+async def test_an_outage_of_the_upstream_is_told_to_the_others(common):
+    """R8: a boundary signal counts, whoever saw it. What goes on is told again, and not each time that it is felt."""
+    one, two = await common.ledger(), await common.ledger()
+    heard = {one: 0, two: 0}
+
+    def count(ledger):
+        heard[ledger] += 1
+
+    for ledger in (one, two):
+        ledger.on_outage = lambda ledger=ledger: count(ledger)
+    for _ in range(50):
+        one.tell_outage()
+    await until(lambda: heard[two] == 1)
+    one.tell_outage()
+    await until(lambda: heard[two] == 2)
+    assert heard[one] == 0  # it knows
+
+
 async def test_a_new_grant_is_heard_of(common):
     """L1: the other replica's record of the old epoch is void."""
     one, two = await common.ledger(), await common.ledger()

@@ -254,3 +254,29 @@ async def test_t5_idle_connections_of_the_upstream_are_given_up(relay, monkeypat
     await client.message()
     upstream = relay.context.upstream
     assert len(upstream._idle) < 4
+
+
+CONTRADICTION = (b"keep-alive, close", b"close, keep-alive", b"close\r\nConnection: keep-alive")
+
+
+@pytest.mark.parametrize("options", CONTRADICTION)
+async def test_t5_close_counts_whatever_else_an_http10_client_says(relay, options):
+    """RFC 9112 section 9.3."""
+    client, server, _ = await relay.asked(get(b"/", b"Connection: " + options).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    await server.send(ok(b"last"))
+    answer = await client.message()
+    assert (answer.body, answer.get(b"connection")) == (b"last", b"close")
+    assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("options", CONTRADICTION)
+async def test_t5_close_counts_whatever_else_an_http10_upstream_says(relay, options):
+    client, server, _ = await relay.asked(get())
+    await server.send(ok(b"last", b"Connection: " + options).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert (await client.message()).body == b"last"
+    assert await server.gone()
+    await client.send(get(b"/next"))
+    server = await relay.accept()
+    assert (await server.request()).target == b"/next"
+    await server.send(ok())
+    assert (await client.message()).status == 200

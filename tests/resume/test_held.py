@@ -46,6 +46,18 @@ async def test_r4_served_from_the_buffer_and_live(proxy):
         assert await relay.unasked()
 
 
+async def test_r4_what_was_no_mark_is_none_in_what_the_buffer_holds(proxy):
+    """The live client ignored the line, and so does the one that gets it first."""
+    hidden = b"\xef\xbb\xbfdata: hidden\n\n"
+    async with proxy() as relay:
+        story = await began(relay)
+        await story.leave()
+        await story.server.send(part(hidden + notes(4)))
+        client = await story.resume(3)
+        await client.until(notes(4))
+        assert client.data == b"\n" + hidden + notes(4)
+
+
 async def test_r4_head_of_a_sized_stream_has_no_length_when_it_is_resumed(proxy):
     async with proxy() as relay:
         head = STREAM.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d\r\nX-Own: 1" % len(notes(1, 2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from epochgate.guard.sse import Framer, Kind
 from relay.wire import settle
 from resume.story import LAST_CHUNK, OVERLAP, STREAM, began, event, note, notes, part, priming, response
 
@@ -100,6 +101,34 @@ async def test_l3_a_mark_at_the_start_is_no_data(proxy):
     status, data, end, verdicts, _ = await resumed_in_pieces(proxy, pieces)
     assert (status, end, verdicts) == (200, "clean", ["overlap"])
     assert data == notes(4)  # the mark went with the event that was swallowed
+
+
+MARK = b"\xef\xbb\xbf"
+
+
+async def test_l3_a_mark_at_the_start_stays_with_its_event(proxy):
+    status, data, end, verdicts, _ = await resumed_in_pieces(
+        proxy, [STREAM + part(MARK + notes(4, epoch=1)) + LAST_CHUNK], epoch=1
+    )
+    assert (status, data, end, verdicts) == (200, MARK + notes(4, epoch=1), "clean", ["epoch"])
+
+
+@pytest.mark.parametrize("eol", EOLS.values(), ids=EOLS)
+@pytest.mark.parametrize("hidden", [b"data: hidden\n\n", b"id: x\n\n", b"id: 4\ndata: 4\n\n"])
+async def test_r7_what_is_left_out_makes_no_mark_of_what_was_none(proxy, hidden, eol):
+    """The client has event 3: it is swallowed, and what follows is the first that the client gets.
+
+    There a mark would be one, and turn a line that says nothing, and was checked so, into data or an id.
+    """
+    whole = lines(notes(3, epoch=1) + MARK + hidden + notes(4, epoch=1), eol)
+    status, data, end, *_ = await resumed_in_pieces(proxy, [STREAM + part(whole) + LAST_CHUNK], epoch=1)
+    assert (status, end) == (200, "clean")
+    assert data.startswith(b"\n" + MARK)
+    read = [
+        [(block.own_id, block.data) for block in Framer().feed(stream) if block.kind is Kind.MESSAGE]
+        for stream in (whole, data)
+    ]
+    assert read[1] == read[0][1:]
 
 
 async def test_l3_an_unfinished_event_at_the_end_counts_for_nothing(proxy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -66,19 +67,31 @@ class _To(aiohttp.TCPConnector):
         while True:
             connection = await super().connect(*args, **options)
             assert connection.transport is not None
-            if await _is_at(self._pid, connection.transport.get_extra_info("sockname")[1]):
-                return connection
+            try:
+                here, there = (connection.transport.get_extra_info(name)[1] for name in ("sockname", "peername"))
+                if await _is_at(self._pid, there, here):
+                    return connection
+            except BaseException:
+                connection.close()
+                raise
             connection.close()
 
 
-async def _is_at(pid: int, port: int) -> bool:
-    """Whether the other end of the connection from this port belongs to a process, once somebody has accepted it."""
-    while True:
-        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if int(fields[2].rpartition(":")[2], 16) == port and fields[9] != "0":
-                return f"socket:[{fields[9]}]" in descriptors(pid)
-        await asyncio.sleep(0.001)
+async def _is_at(pid: int, port: int, client: int) -> bool:
+    """Whether the connection to this port from a client's belongs to a process, once somebody has accepted it.
+
+    Nobody may: one that is being killed takes along what waits for it.
+    """
+    for _ in range(50):
+        ss = await asyncio.create_subprocess_exec(
+            "ss", "-Htne", "sport", "=", f":{port}", "and", "dport", "=", f":{client}", stdout=asyncio.subprocess.PIPE
+        )
+        told, _ = await ss.communicate()
+        inode = re.search(rb"ino:([1-9]\d*)", told)
+        if inode is not None or not told:
+            return inode is not None and f"socket:[{inode[1].decode()}]" in descriptors(pid)
+        await asyncio.sleep(0.01)
+    return False
 
 
 def descriptors(pid: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from admin.stage import Client, free_port, play_divergent, play_proven, rpc
+from admin.stage import Client, Server, event, free_port, note, play_divergent, play_proven, rpc
 from epochgate.admin.metrics import FAMILIES, WORKER_FAMILIES
 from workers.crew import descriptors
 
@@ -70,6 +70,44 @@ async def test_a_fence_holds_at_the_other_worker(crew, server):
             asked = len(server.seen)
             assert await second.list_tools() == 404
             assert len(server.seen) == asked
+
+
+class Repeating(Server):
+    """Repeats what follows a cursor, as servers do whose sessions outlive them."""
+
+    async def _handle(self, request):
+        if "Last-Event-ID" not in request.headers:
+            return await super()._handle(request)
+        stream = aiohttp.web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        for number in range(int(request.headers["Last-Event-ID"]) + 1, 5):
+            await stream.write(event(number, note(self.epoch)))
+        return stream
+
+
+async def test_an_outage_that_one_worker_saw_counts_at_the_other(start):
+    """R8: after it an overlap proves nothing, whichever worker gets the resume."""
+    policies = [{"name": "mcp", "resume": {"accept": ["overlap"]}}]
+    server, port = Repeating(), free_port()
+    async with start(f"http://127.0.0.1:{port}", policies=policies) as crew:
+        one, two = await crew.serving()
+        async with crew.client(one) as first, crew.client(two) as second:
+            async with server.listening(port=port):
+                await first.initialize()
+                second.headers = first.headers
+                for _ in range(2):
+                    await first.call()
+                    assert (await second.resume("3"))[0] == 200
+                assert (await crew.get("/api/verdicts"))["verdicts"][0]["reason"] == "overlap"
+                await first.call()
+            assert await first.list_tools() == 502
+            async with asyncio.timeout(5):
+                while (await crew.get("/api/status"))["upstream"]["outage_at"] is None:
+                    pass
+            again = Repeating()
+            async with again.listening(port=port):
+                assert (await second.resume("3"))[0] == 404
+                assert (await crew.get("/api/verdicts"))["verdicts"][0]["reason"] == "boundary"
 
 
 async def test_what_all_have_counted(crew, server):
@@ -168,7 +206,8 @@ async def test_a_worker_inherits_nothing_of_the_others(server, start, tmp_path, 
 async def test_a_unix_socket_is_shared(server, start, tmp_path):
     path = tmp_path / "gate.sock"
     async with server.listening() as upstream, start(upstream, listen=f"unix:{path}") as crew:
-        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as http:
+        connector = aiohttp.UnixConnector(str(path), force_close=True)  # who is killed takes its connections along
+        async with aiohttp.ClientSession(connector=connector) as http:
             await play_proven(Client(http, "http://gate/mcp"))
             os.kill((await crew.serving())[0], signal.SIGKILL)
             await play_proven(Client(http, "http://gate/mcp"))  # there is always somebody who accepts

@@ -24,7 +24,7 @@ import xxhash
 _hash = xxhash.xxh3_128
 _digest = xxhash.xxh3_128_digest
 
-_MARK = b"\xef\xbb\xbf"
+MARK = b"\xef\xbb\xbf"
 _LF, _CR, _SPACE = b"\n\r "
 _ENDS = (b"\n\n", b"\n\r\n")  # of a last line, and the blank one after it
 # The longest id or event name that counts, in bytes: request heads end here (T2), so no cursor can be longer.
@@ -160,7 +160,7 @@ class Framer:
         if self._after_cr and size:
             self._after_cr = False
             at = int(data[0] == _LF)
-        elif self._mark < len(_MARK):
+        elif self._mark < len(MARK):
             at = self._read_mark(data)
         keep_raw = self.keep_raw
         has_cr = data.find(b"\r", at) >= 0
@@ -218,7 +218,7 @@ class Framer:
             return None
         if end > begin and data[end - 1] == _CR:
             end -= 1
-        self._mark = len(_MARK)
+        self._mark = len(MARK)
         id_field, name = head.groups()
         raw = data if size <= self.keep_raw else None
         if not begin < end <= begin + self.keep_data:
@@ -231,13 +231,13 @@ class Framer:
     def _read_mark(self, data: bytes) -> int:
         """Step over a byte order mark at the start of the stream; returns where its text begins in `data`."""
         before = self._mark
-        seen = _MARK[:before] + data[: len(_MARK) - before]
-        if _MARK.startswith(seen):
+        seen = MARK[:before] + data[: len(MARK) - before]
+        if MARK.startswith(seen):
             self._mark = len(seen)
-            self._open = 0 < len(seen) < len(_MARK)
+            self._open = 0 < len(seen) < len(MARK)
             return len(seen) - before
-        self._mark = len(_MARK)
-        self._line += _MARK[:before]  # no mark after all: it begins the first line
+        self._mark = len(MARK)
+        self._line += MARK[:before]  # no mark after all: it begins the first line
         return 0
 
     def _read_part(self, part: bytes) -> None:

@@ -48,6 +48,7 @@ class KeptLedger:
         self.on_key: Callable[[bytes], None] | None = None  # is told where the kept key becomes known after the start
         self.on_fenced: Callable[[Session], None] | None = None  # another process has fenced it: what is held is void
         self.lending: Lending | None = None  # held streams that go over to other processes, where there are such
+        self.on_outage: Callable[[], None] | None = None  # another process saw one of the upstream
         self.failures = 0  # of the store, for the metrics
         self.problem: str | None = None
         self.records = records
@@ -101,6 +102,9 @@ class KeptLedger:
     def sessions(self) -> list[Session]:
         """See `Ledger`."""
         return self.records.all()
+
+    def tell_outage(self) -> None:
+        """The upstream refused or reset a connection here, which others have to know (R8): there are none."""
 
     @property
     def works(self) -> bool:

@@ -33,11 +33,12 @@ from epochgate.ledger.messages import (
 )
 from epochgate.ledger.mirror import Mirror
 from epochgate.ledger.state import KEYS, NEVER
-from epochgate.ledger.valkey import ValkeyStore
+from epochgate.ledger.valkey import OUTAGE, ValkeyStore
 
 ASK_WITHIN = 0.5  # s that a resume waits for another process to listen; in a cluster nobody knows whether it does
 ANSWER_WITHIN = 2.0  # s that it waits then for what that one still has to write, which may have much to do
 REACH_AGAIN = 0.05  # s
+TELL_AGAIN = 0.25  # s between two announcements of an outage
 CLOSE_WITHIN = 1.0  # s that the end waits for what is lent
 SILENT_FOR = 60.0  # s for which nobody waits again for a process that could not be reached
 
@@ -64,6 +65,8 @@ class SharedLedger(KeptLedger):
         self._answered = asyncio.Condition()
         self._silent: dict[str, float] = {}  # processes that could not be reached, and until when they count as gone
         self._working: set[asyncio.Task[None]] = set()
+        self._outage = False  # is to be told
+        self._telling = False
 
     # -- what the relay asks for
 
@@ -141,7 +144,26 @@ class SharedLedger(KeptLedger):
     def _begin_hearing(self) -> None:
         self._hearing_since = asyncio.get_running_loop().time()
 
+    def tell_outage(self) -> None:
+        """See `KeptLedger`. An outage that goes on is told again and again, not each time that it is felt."""
+        self._outage = True
+        if not self._telling:
+            self._telling = True
+            self._work(self._tell_outages())
+
+    async def _tell_outages(self) -> None:
+        while self._outage:
+            self._outage = False
+            with contextlib.suppress(StoreError):
+                await self._shared.announce(OUTAGE)
+            await asyncio.sleep(TELL_AGAIN)
+        self._telling = False
+
     def _changed(self, tag: str) -> None:
+        if tag == OUTAGE:
+            if self.on_outage is not None:
+                self.on_outage()
+            return
         mirror = self._mirrors.get(tag)
         if mirror is not None:
             mirror.read_at = NEVER  # who asks for it meanwhile waits for what is read

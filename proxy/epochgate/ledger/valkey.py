@@ -32,6 +32,8 @@ ANSWER_WITHIN = 5.0  # s
 KEEP_KEY = 4  # the key of the fingerprints is kept for this many lifetimes of a record after the last process has gone
 AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
 
+OUTAGE = "outage"  # in the place of a session's tag: the upstream had one
+
 _NO_SESSION = "WRONGTYPE"
 
 
@@ -127,10 +129,14 @@ class ValkeyStore:
         (answer,) = _checked(await self._execute([("PUBLISH", f"{self._prefix}:to:{to}", message)]))
         return int(answer)
 
+    async def announce(self, what: str) -> None:
+        """Tell all other processes of a session that was changed (by its tag), or of `OUTAGE`."""
+        _checked(await self._execute([("PUBLISH", f"{self._prefix}:changed", f"{self.who}:{what}")]))
+
     async def listen(
         self, began: Callable[[], None], changed: Callable[[str], None], told: Callable[[bytes], None]
     ) -> None:
-        """Hear of sessions that others fenced or opened anew (`changed`) and of what they tell this process (`told`).
+        """Hear of what others announce (`changed`), and of what they tell this process (`told`).
 
         Raises StoreError when that ends.
         """

@@ -21,7 +21,7 @@ import httptools
 from epochgate.errors import BadRequestError
 from epochgate.relay.clients import BODY_RATE, Clients
 from epochgate.relay.downstream import Watcher
-from epochgate.relay.headers import MAX_HEAD, Framing, lower_case
+from epochgate.relay.headers import MAX_HEAD, Framing, connection_options, lower_case
 from epochgate.relay.known import KnownRequests, with_length
 from epochgate.relay.reply import Reply, error_reply
 from epochgate.relay.request import Body, Request
@@ -203,6 +203,8 @@ class ClientConnection(asyncio.Protocol):
         version = self._parser.get_http_version()
         request.http11 = version == "1.1"
         request.keep_alive = self._parser.should_keep_alive()
+        if not request.http11 and request.keep_alive:  # RFC 9112 section 9.3: `close` counts, whatever else is there
+            request.keep_alive = b"close" not in connection_options(request.fields)
         request.body = self._body_of(request)
         self._in_head = False
         if request.method == b"CONNECT":

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from epochgate.errors import UpstreamError
 from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step
 from epochgate.guard.policy import Mode, Policy, Proof
 from epochgate.guard.record import Session, Stream
 from epochgate.guard.refusal import may_tell_in_band, told_events
-from epochgate.guard.sse import Block, Framer, Kind
+from epochgate.guard.sse import MARK, Block, Framer, Kind
 from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
 from epochgate.relay.coding import Decoder, decoder_of
@@ -50,7 +52,9 @@ class Flow:
     """One guarded stream on one upstream connection."""
 
     __slots__ = (
+        "_at_start",
         "_attached_at",
+        "_begun",
         "_checked",
         "_clean",
         "_coded",
@@ -62,6 +66,7 @@ class Flow:
         "_heartbeat",
         "_holdable",
         "_ids",
+        "_marked",
         "_readable",
         "_reported",
         "_tail",
@@ -130,6 +135,9 @@ class Flow:
         self._ending = False
         self._attached_at = float("-inf")
         self._ids = stream.last_id is not None
+        self._begun = False  # the first block has come
+        self._marked = False  # it is that block's turn, and it had a byte order mark, which means nothing elsewhere
+        self._at_start = True  # the client got nothing of the body yet, as far as blocks go out one by one
         stream.left_at = None
         session.open_flows += 1
         context.telemetry.open_streams += 1
@@ -259,8 +267,9 @@ class Flow:
         fields = without(self.head.fields, b"content-length")
         framing = Framing.CHUNKED if self.head.framing is Framing.SIZED else self.head.framing
         downstream.reply.start(self.head.status, self.head.reason, fields, framing)
+        self._at_start, self._marked = True, False
         for block in self._tail.after(position) or ():
-            downstream.reply.write(block)
+            downstream.reply.write(self._placed(block))
         if self.ended:  # it stays resumable until its time is over (H3)
             self._end_reply(downstream)
             return
@@ -314,6 +323,7 @@ class Flow:
             return
         readable = self._decoder is None and self.head.framing is not Framing.SIZED
         if readable and (self._checked or self._framer.clean):
+            self._at_start = False
             downstream.reply.write(COMMENT)
             downstream.reply.flush()
 
@@ -322,7 +332,8 @@ class Flow:
     def _take_live(self, data: bytes, now: float) -> None:
         downstream, stream = self.downstream, self.stream
         if downstream is not None:
-            downstream.reply.write(data)
+            as_it_is = self._at_start or self._begun or self._framer.unfinished != 0
+            downstream.reply.write(data if as_it_is else data.removeprefix(MARK))  # a comment went out before it
         changed = plain = is_plain = False
         blocks = self._blocks_of(data)
         if len(blocks) > 1 and len(data) < len(blocks) * SHORT_BLOCK and self._decoder is None:
@@ -385,7 +396,8 @@ class Flow:
                 self._refuse()
                 return
             if step is Step.RELEASE and not coded:
-                self._write(block.raw or b"")
+                self._write(self._placed(block.raw or b""))
+            self._marked = False
             if step is Step.RELEASE and self._holdable:
                 self._keep(block, before)
             if judge.verdict is not None:
@@ -434,9 +446,32 @@ class Flow:
             data = plain
         blocks = self._framer.feed(data)
         if blocks:
+            if not self._begun:
+                self._begin(blocks)
             self._ids = self._ids or self._framer.last_id is not None
             self.context.telemetry.events += len(blocks)
         return blocks
+
+    def _begin(self, blocks: list[Block]) -> None:
+        """The first block has come: keep a byte order mark apart from it."""
+        self._begun = True
+        raw = blocks[0].raw
+        if raw is not None and raw.startswith(MARK):
+            self._marked = True
+            blocks[0] = msgspec.structs.replace(blocks[0], raw=raw[len(MARK) :])
+
+    def _placed(self, block: bytes) -> bytes:
+        """A block as it goes to the client. Blocks before it may have been left out, so that it is the first one there.
+
+        Then a mark in front of it, which was no mark where it stood, would turn a line that says nothing into one of
+        data: an empty line goes before it.
+        """
+        if not self._at_start:
+            return block
+        self._at_start = False
+        if self._marked:
+            return MARK + block
+        return b"\n" + block if block.startswith(MARK) else block
 
     def _write(self, data: bytes) -> None:
         downstream = self.downstream

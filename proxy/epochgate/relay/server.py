@@ -261,6 +261,8 @@ def connect_ledger(ledger: Ledger, context: Context) -> None:
 
     ledger.on_key = use_key
     ledger.on_fenced = context.holds.close_held
+    ledger.on_outage = context.upstream.heard_of_outage
+    context.upstream.tell_outage = ledger.tell_outage
     if ledger.lending is not None:
         context.elsewhere = Elsewhere(context, ledger.lending)
 

@@ -25,7 +25,17 @@ from epochgate.errors import (
     UpstreamResetError,
     UpstreamTimeoutError,
 )
-from epochgate.relay.headers import MAX_HEAD, Field, Framing, Head, end_to_end, is_unclear, lower_case, values_of
+from epochgate.relay.headers import (
+    MAX_HEAD,
+    Field,
+    Framing,
+    Head,
+    connection_options,
+    end_to_end,
+    is_unclear,
+    lower_case,
+    values_of,
+)
 from epochgate.relay.known import KnownAnswers
 
 IDLE_SECONDS = 4.0  # an idle connection is not used again after that: servers close theirs after 5 s and more
@@ -269,8 +279,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         framing = self._framing(status)
         self._keep = framing is not Framing.CLOSE and self._parser.should_keep_alive()
-        if framing is Framing.CHUNKED and self._parser.get_http_version() != "1.1":
-            self._keep = False  # who wrote that may have meant another framing (RFC 9112 section 6.1)
+        if self._keep and self._parser.get_http_version() != "1.1":  # RFC 9112 sections 6.1 and 9.3
+            self._keep = framing is not Framing.CHUNKED and b"close" not in connection_options(self._fields)
         first = dict(zip(reversed(self._names), (value for _, value in reversed(self._fields)), strict=True))
         self._head = Head(status, self._status, fields, first, framing)
         if self._method == b"HEAD" and framing is Framing.NONE:
@@ -387,6 +397,7 @@ class Upstream:
         self.connect_timeout = connect_timeout
         self.idle_timeout = idle_timeout
         self.outage_at = float("-inf")  # when it last refused or reset a new connection: a boundary signal
+        self.tell_outage: Callable[[], None] = lambda: None  # tells other processes of it
         self.connections: set[UpstreamConnection] = set()
         self.tls = tls  # of connections to come
         self.known = KnownAnswers()
@@ -426,10 +437,10 @@ class Upstream:
                     server_hostname=self.host if self.tls is not None else None,
                 )
         except TimeoutError:
-            self.outage_at = time.time()
+            self._note_outage()
             raise UpstreamTimeoutError("No connection to the upstream within upstream.connect_timeout") from None
         except OSError as error:
-            self.outage_at = time.time()
+            self._note_outage()
             raise UpstreamRefusedError(f"No connection to the upstream: {_describe(error)}") from None
         return connection
 
@@ -458,7 +469,15 @@ class Upstream:
     def saw_reset(self, error: UpstreamError) -> None:
         """A connection broke: where it was a new one, that is a boundary signal."""
         if isinstance(error, UpstreamResetError) and error.fresh:
-            self.outage_at = time.time()
+            self._note_outage()
+
+    def heard_of_outage(self) -> None:
+        """Another process saw one."""
+        self.outage_at = time.time()
+
+    def _note_outage(self) -> None:
+        self.outage_at = time.time()
+        self.tell_outage()
 
     def close(self) -> None:
         """Drop all connections."""

@@ -123,8 +123,8 @@ class Worker:
         if desk.drains.done():
             grace, window = desk.drains.result()
         else:
-            log.warning("worker.leaves", why="the supervisor is gone" if answering.done() else "SIGTERM")
             self._gate.context.draining = True
             self._gate.stop_listening()
+            log.warning("worker.leaves", why="the supervisor is gone" if answering.done() else "SIGTERM")
             grace, window = 0.0, desk.settings.drain.window
         await self._gate.drain(grace=grace, window=window)
