@@ -22,6 +22,7 @@ PARTS: tuple[str, ...] = (  # modules of this package with a PART, in the order 
     "faults",
     "resources",
     "soak",
+    "crash",
     "access",
     "supply",
 )

@@ -7,7 +7,7 @@ import itertools
 import pathlib
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import uvloop
@@ -145,6 +145,8 @@ def _add(total: Tally, more: Tally) -> None:
         value = getattr(more, name)
         if isinstance(value, Counter):
             getattr(total, name).update(value)
+        elif isinstance(value, deque):
+            getattr(total, name).extend(value)
         else:
             setattr(total, name, getattr(total, name) + value)
 

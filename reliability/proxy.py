@@ -68,10 +68,15 @@ class Proxy:
         new.write_text(text)
         new.replace(self.config)
 
-    async def start(self) -> None:
+    def spawn(self) -> None:
+        """Begin to start it."""
         command = [sys.executable, "-m", "epochgate", "serve", "--config", str(self.config)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
+
+    async def start(self) -> None:
+        self.spawn()
+        assert self._process is not None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_WITHIN
         while True:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -64,6 +64,8 @@ class Tally:
     refusals: Counter[str] = field(default_factory=Counter)
     excused: Counter[str] = field(default_factory=Counter)  # refusals of healthy sessions that nothing could prove
     statuses: Counter[int] = field(default_factory=Counter)  # other than 200 and 404
+    # The last sessions that were refused: when, path, id and reason.
+    fenced: deque[tuple[float, str, str, str]] = field(default_factory=lambda: deque(maxlen=50))
     wrong: list[str] = field(default_factory=list)
 
 
@@ -103,13 +105,22 @@ class Agent:
     """One client. `excuse` says whether a healthy session may have been refused."""
 
     def __init__(
-        self, port: Callable[[], int], truth: TrueServer, tally: Tally, ways: Ways, *, seed: int, excuse: Excuse
+        self,
+        port: Callable[[], int],
+        truth: TrueServer,
+        tally: Tally,
+        ways: Ways,
+        *,
+        seed: int,
+        excuse: Excuse,
+        in_doubt: Callable[[float], bool],
     ) -> None:
         self._port = port
         self._truth = truth
         self._tally = tally
         self._ways = ways
         self._excuse = excuse
+        self._in_doubt = in_doubt
         self._chance = random.Random(seed)
         self.plain = self._chance.random() < 0.25
         self.path = "/plain" if self.plain else "/epoch"
@@ -117,6 +128,8 @@ class Agent:
         self.opened_at = 0.0
         self.progress_at = time.time()  # when it last got what it asked for
         self._refused = False
+        self._refused_at = 0.0
+        self._voyage: Voyage | None = None  # the stream that it reads
         self._wire: Wire | None = None  # for calls
         self._reading: Wire | None = None
 
@@ -207,7 +220,7 @@ class Agent:
             return
         await asyncio.sleep(FENCED_FOR)
         answer = await self._try(self._ask_once("POST", _call(9, "tools/list")))
-        if answer is not None and answer[0] in (200, 404):
+        if answer is not None and answer[0] in (200, 404) and not self._in_doubt(self._refused_at):
             self._tally.fences_seen += 1
             if answer[0] == 200:
                 self._wrong("a session that was refused is served again")
@@ -238,7 +251,7 @@ class Agent:
             self._tally.calls += 1
             return 200
         if status == 404:
-            self._take_refusal(body, None, held=False)
+            self._take_refusal(body, self._voyage, held=False)  # the resume of its stream may have been refused first
             return 404
         self._check_status(status)
         return status
@@ -254,7 +267,7 @@ class Agent:
 
     async def _use_stream(self) -> bool:
         """One stream to its end; False if the session is over before."""
-        voyage = Voyage(standalone=self._chance.random() < 0.3)
+        voyage = self._voyage = Voyage(standalone=self._chance.random() < 0.3)
         enough = self._chance.randint(60, 120)  # events of a stream that does not end by itself
         while not self._refused:
             end = await self._read(voyage)
@@ -364,10 +377,11 @@ class Agent:
         with contextlib.suppress(ValueError, KeyError):
             reason = json.loads(body)["error"]["data"]["reason"]
         already, self._refused = self._refused, True
-        self.progress_at = time.time()
+        self.progress_at = self._refused_at = time.time()
         if already:
             return
         self._tally.refusals[reason] += 1
+        self._tally.fenced.append((self.progress_at, self.path, self.session_id, reason))
         session = self._truth.sessions.get(self.session_id)
         if session is None or not session.healthy:
             return

@@ -35,6 +35,10 @@ class Plan:
     hold: float = 3.0
     ways: Ways = field(default_factory=Ways)
     hung_after: float = 10.0  # without progress of a client while nothing is wrong
+    excuse: Callable[[Refusal], bool] | None = (
+        None  # whether a healthy session may have been refused, where that differs
+    )
+    in_doubt: Callable[[float], bool] = lambda _: False  # whether what was recorded at that time may be lost
     settings: dict[str, Any] = field(default_factory=dict)
     relays: bool = True
 
@@ -115,6 +119,7 @@ class World:
             agent = Agent(
                 self._find_entrance, self.truth, self.tally, self.plan.ways,
                 seed=self.plan.seed * 100_003 + number, excuse=self.excuse,
+                in_doubt=self.plan.in_doubt,
             )  # fmt: skip
             self.agents.append(agent)
             self._tasks.append(asyncio.create_task(agent.run(after=over * number / self.plan.clients)))
@@ -164,6 +169,8 @@ class World:
 
     def excuse(self, refusal: Refusal) -> bool:
         """Whether a healthy session may have been refused."""
+        if self.plan.excuse is not None:
+            return self.plan.excuse(refusal)
         now = time.time()
         if refusal.session.epoch is not None:
             return refusal.reason == "no_event" and now - self.cut_at < CUT_LATELY

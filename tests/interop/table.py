@@ -80,7 +80,7 @@ def read(path: pathlib.Path) -> list[Outcome]:
 def versions() -> dict[str, str]:
     """The pinned version of each SDK."""
     pins = {name: (HERE / f"requirements-{name}.txt").read_text() for name in ("python1", "python2")}
-    found = {name: _only(r"^mcp==(\S+)$", text) for name, text in pins.items()}
+    found = {name: _only(r"^mcp==(\S+)", text) for name, text in pins.items()}
     return found | {"typescript1": _only(r'"@modelcontextprotocol/sdk": "(.+?)"', (HERE / "package.json").read_text())}
 
 
