@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from bench.wire import Wire
+from epochgate.relay import telemetry
 
 FIGURES = pathlib.Path(__file__).with_name("figures.json")
 # What counts as a call differs between versions of Python: on another one than the figures are of, more is allowed.
@@ -32,6 +33,7 @@ async def wire() -> AsyncIterator[Wire]:
     for connection, _ in wire.upstreams:
         connection.connection_lost(None)
     structlog.reset_defaults()
+    vars(telemetry.log).pop("bind", None)  # it has kept what was configured here, for tests that come after
 
 
 @pytest.fixture
