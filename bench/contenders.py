@@ -73,6 +73,7 @@ class Contender:
     """`command` makes the argument vector from the folder for its files, its port and the upstream's.
 
     `missing` says why it cannot run here ("" if it can), `version` is the command that tells its version.
+    `spread`: it may use all CPUs; `says`: what it prints when it is ready, if to accept connections is not enough.
     """
 
     name: str
@@ -80,6 +81,8 @@ class Contender:
     command: Callable[[pathlib.Path, int, int], list[str]]
     version: list[str]
     source: str = ""  # the source root of another version of epochgate
+    spread: bool = False
+    says: bytes = b""
 
 
 def free_port() -> int:
@@ -140,6 +143,16 @@ def _gate(mode: str, *interpreter: str) -> Callable[[pathlib.Path, int, int], li
     return command
 
 
+def _workers(number: int) -> Callable[[pathlib.Path, int, int], list[str]]:
+    """With a Valkey beside it, whose CPU time counts as its own."""
+
+    def command(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
+        environment = ["env", f"EPOCHGATE_WORKERS={number}"]
+        return [*environment, sys.executable, str(HERE / "with_store.py"), *_gate("enforce")(folder, port, upstream)]
+
+    return command
+
+
 def _aiohttp(*loop: str) -> Callable[[pathlib.Path, int, int], list[str]]:
     return lambda _, port, upstream: [
         sys.executable,
@@ -172,6 +185,17 @@ CONTENDERS = (
         _gate("enforce", sys.executable, "-c", _WITHOUT_UVLOOP),
         [GATE, "version"],
     ),
+)
+WORKERS = tuple(
+    Contender(
+        f"epochgate-{number}-worker{'s' * (number > 1)}",
+        _needs("epochgate", GATE),
+        _workers(number),
+        [GATE, "version"],
+        spread=True,
+        says=b" accepts connections on ",
+    )
+    for number in (1, 2)
 )
 PEERS = (
     Contender(
@@ -226,25 +250,30 @@ def started(contender: Contender | None, upstream: int) -> Iterator[Running]:
         with (folder / "output").open("wb") as output:
             began = time.perf_counter()
             process = subprocess.Popen(
-                machine.pinned(machine.PROXY_CPU, contender.command(folder, port, upstream)),
+                machine.pinned(
+                    machine.ALL_CPUS if contender.spread else machine.PROXY_CPU,
+                    contender.command(folder, port, upstream),
+                ),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
                 env=os.environ | ({"PYTHONPATH": contender.source} if contender.source else {}),
             )
         try:
-            wait_for(port, process, folder / "output")
+            wait_for(port, process, folder / "output", contender.says)
             yield Running(contender.name, port, process.pid, time.perf_counter() - began)
         finally:
             stop(process)
 
 
-def wait_for(port: int, process: subprocess.Popen[bytes], output: pathlib.Path | None = None) -> None:
-    """Wait until the process accepts connections. Raises RuntimeError with what it said if it does not."""
+def wait_for(
+    port: int, process: subprocess.Popen[bytes], output: pathlib.Path | None = None, says: bytes = b""
+) -> None:
+    """Wait until the process accepts connections, and has said `says`. Raises RuntimeError with what it said if not."""
     deadline = time.perf_counter() + 30
     while time.perf_counter() < deadline and process.poll() is None:
         with socket.socket() as sock:
-            if sock.connect_ex(("127.0.0.1", port)) == 0:
+            if sock.connect_ex(("127.0.0.1", port)) == 0 and (output is None or says in output.read_bytes()):
                 return
         time.sleep(0.005)
     said = output.read_text(errors="replace")[-2000:] if output else ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 _TICK = os.sysconf("SC_CLK_TCK")
 PROXY_CPU, LOAD_CPU = (0, 1) if (os.cpu_count() or 1) > 1 else (0, 0)
+ALL_CPUS = f"{PROXY_CPU},{LOAD_CPU}"
 _PROC = pathlib.Path("/proc")
 
 
@@ -90,7 +91,7 @@ class Meter:
         return Sample(wall, proxy, upstream, foreign / wall)
 
 
-def pinned(cpu: int, command: list[str]) -> list[str]:
+def pinned(cpu: int | str, command: list[str]) -> list[str]:
     """The command, held on one CPU where that is possible."""
     return ["taskset", "-c", str(cpu), *command] if shutil.which("taskset") else command
 

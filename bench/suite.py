@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from bench.contenders import Contender
+from bench.contenders import WORKERS, Contender
 from bench.measures import (
     Measure,
     measure_big,
@@ -23,6 +23,7 @@ from bench.tools import measure_steps, measure_tools
 SIZES = {"100b": (100, 60_000), "1k": (1024, 30_000), "16k": (16384, 2_500)}
 
 SPEAK_MCP = ("fastmcp-proxy", "mcp-proxy")
+WITH_WORKERS = tuple(contender.name for contender in WORKERS)
 SLOW = ("mitmproxy", "uvicorn-httpx")
 
 
@@ -145,6 +146,20 @@ def measures(scale: float = 1.0) -> list[Measure]:
             measure_steps(of(5)),
             real=True,
         ),
+        Measure(
+            "workers-json-64",
+            "JSON POST, 64 connections, a Valkey as the store, on both CPUs",
+            "per_second",
+            "requests per second",
+            measure_posts("json", 64, seconds),
+        ),
+        Measure(
+            "workers-call-64",
+            "POST answered by a one-event stream, 64 connections, a Valkey as the store, on both CPUs",
+            "per_second",
+            "requests per second",
+            measure_posts("call", 64, seconds),
+        ),
         Measure("start", "start-up", "ms", "ms until it accepts connections", measure_start),
     ]
     return found
@@ -153,6 +168,8 @@ def measures(scale: float = 1.0) -> list[Measure]:
 def takes_part(measure: Measure, contender: str) -> bool:
     """Whether this measure says anything of this contender."""
     name = measure.name
+    if name.startswith("workers") or contender in WITH_WORKERS:
+        return name.startswith("workers") and contender in WITH_WORKERS
     if contender in SPEAK_MCP:
         return measure.real and not (contender == "mcp-proxy" and name == "steps")  # it drops progress
     if contender == "direct":

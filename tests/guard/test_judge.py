@@ -840,6 +840,25 @@ def test_what_comes_on_a_held_connection_is_its_own() -> None:
     assert outcome(scene, "a-3", notes("a-5", epoch=1)) == "divergent id_gap"
 
 
+def test_what_a_rival_has_brought_first_is_recorded_once() -> None:
+    """R4, R7: two connections of one stream, as two resumes at once leave them; each brings all of it."""
+    scene = story(1)
+    own, rival = connected(scene, "1"), scene.resume("1")
+    assert rival.feed(*notes(2, 3, epoch=1)) == [RELEASE] * 2
+    places = []
+    for told in (*notes(2, epoch=1), ("p", b""), *notes(3, 4, epoch=1)):
+        assert own.feed(told) == [RELEASE]
+        places.append(own.judge.replayed)
+    stream = own.judge.stream
+    assert [event.id for event in stream.events] == [b"1", b"2", b"3", b"p", b"4"]
+    assert places == [1, -1, 2, -1]
+    assert rival.feed(*notes(4, epoch=1)) == [RELEASE]
+    assert rival.judge.replayed == 4
+    assert rival.feed(*notes(5, epoch=1)) == [RELEASE]
+    assert own.feed(*notes(6, epoch=1)) == [RELEASE], "what a server sends on one of them only is its own affair"
+    assert own.judge.replayed == -1
+
+
 def test_another_epoch_on_a_held_connection_is_stopped() -> None:
     """R11, R12; L1: it is un-resumed traffic, so its first token counts where there was none."""
     scene = story(1, epoch=None)

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from epochgate.relay.flow import CONTEST
-from resume.story import LAST_CHUNK, STREAM, began, note, notes, part, reply, response, until
+from relay.wire import Peer
+from resume.story import LAST_CHUNK, STREAM, Answer, Story, began, note, notes, part, reply, response, until
 
 BOTH_LOOPS = True
 MINE, OTHER = (b"Authorization: Bearer mine",), (b"Authorization: Bearer other",)
@@ -77,6 +78,67 @@ async def test_r4_of_two_at_once_the_first_may_leave(proxy):
         third = await story.resume(4)
         await third.until(notes(5, epoch=1))
         assert story.verdicts() == ["connection", "epoch", "connection"]
+
+
+async def rivals(story: Story) -> tuple[Answer, Answer, Peer]:
+    """Two clients that came back at once, and the connection of the second at the upstream; both have got event 4."""
+    await story.leave()
+    first = await (await story.resume(3)).begin()
+    second, server, _ = await story.resumed(3, STREAM + part(notes(4, epoch=1)))
+    await second.until(notes(4, epoch=1))
+    await story.server.send(part(notes(4, epoch=1)))
+    await first.until(notes(4, epoch=1))
+    return first, second, server
+
+
+@pytest.mark.parametrize("ahead", ["first", "second"])
+async def test_r4_neither_of_two_lacks_what_the_other_was_given_first(proxy, ahead):
+    """What comes on both connections is kept for a resume of either, whichever brought it first to the record."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        first, second, server = await rivals(story)
+        ways = [(story.server, first), (server, second)]
+        for live, client in ways if ahead == "first" else ways[::-1]:
+            await live.send(part(notes(5, 6, epoch=1)))
+            await client.until(notes(5, 6, epoch=1))
+        second.peer.reset()
+        await until(lambda: story.held == 1)
+        third = await story.resume(4)
+        await third.until(notes(5, 6, epoch=1))
+        assert bytes(third.data) == notes(5, 6, epoch=1)
+        await server.send(part(notes(7, epoch=1)))
+        await third.until(notes(7, epoch=1))
+        assert bytes(third.data) == notes(5, 6, 7, epoch=1)
+
+
+async def test_r4_what_only_the_first_of_two_was_given_is_no_gap_in_the_buffer_of_the_second(proxy):
+    """Its buffer cannot serve a cursor from before: the upstream is asked."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        first, second, server = await rivals(story)
+        await story.server.send(part(notes(5, epoch=1)))
+        await first.until(notes(5, epoch=1))
+        await server.send(part(notes(6, epoch=1)))  # a server that gives each event to one reader
+        with pytest.raises(AssertionError):
+            await second.until(notes(6, epoch=1))  # R7: the recorded event 5 must come first
+        assert "replay_gap" in story.verdicts()
+
+
+async def test_r7_two_that_were_served_at_once_leave_one_record(proxy):
+    """Each event once, so that a faithful replay of it is no `replay_gap`."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        first, second, server = await rivals(story)
+        await server.send(part(notes(5, 6, epoch=1)))
+        await second.until(notes(5, 6, epoch=1))
+        await story.server.send(part(notes(5, 6, 7, epoch=1)))
+        await first.until(notes(7, epoch=1))
+        server.reset()
+        story.server.reset()
+        await until(lambda: not relay.context.streams)
+        third, _, _ = await story.resumed(3, STREAM + part(notes(4, 5, 6, 7, 8, epoch=1)))
+        await third.until(notes(8, epoch=1))
+        assert bytes(third.data) == notes(4, 5, 6, 7, 8, epoch=1)
 
 
 async def test_r4_later_it_is_the_same_client_again(proxy):

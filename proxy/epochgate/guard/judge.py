@@ -91,7 +91,8 @@ class Judge:
         self.outage_at = outage_at
         self._token: str | None = None  # the first one on this connection
         self._last_id = self.stream.last_message_id  # what a new priming event skips is a gap all the same (E3)
-        self._next = self.position + 1  # the position that must come next
+        self._next = self.stream.end if connected else self.position + 1  # the position that must come next
+        self.replayed = -1  # where the record has the last block, if it had it already and the client has not
         self._overlap = False
         self._matched = False  # an event of the record has come on this connection
         self._beyond = False  # an event beyond the ledger has come
@@ -115,6 +116,7 @@ class Judge:
 
     def check(self, block: Block, now: float) -> Step:
         """Judge one complete block (R7, R8, R11) at time `now` (s); what is released goes on the record."""
+        self.replayed = -1
         if block.kind is BlockKind.OTHER:
             return Step.RELEASE
         if block.kind is BlockKind.PRIMING:
@@ -127,7 +129,7 @@ class Judge:
             self.unreadable()
             if self.refused:
                 return Step.REFUSE
-        found = self._token_fault(messages) or (_Place.NEW if self.connected else self._place(block, messages))
+        found = self._token_fault(messages) or self._place(block, messages)
         if isinstance(found, Verdict):
             self.verdict = self._blamed(found)
             if self.refused:
@@ -181,6 +183,8 @@ class Judge:
 
     def _place(self, block: Block, messages: Messages) -> _Place | Verdict:
         """Where the event stands in the record, or what contradicts it; the first rule of R7 that applies."""
+        if self.connected:
+            return self._own_place(block)
         stream = self.stream
         if stream.origin is Origin.UNKNOWN:
             return self._place_unanchored(block)
@@ -188,6 +192,7 @@ class Judge:
         while (expected := stream.at(required)) is not None:
             if self._is_expected(block, required):
                 self._next = required + 1
+                self.replayed = required
                 self._matched = True
                 return _Place.REPLAYED
             if stream.has_own_id(required):
@@ -203,6 +208,16 @@ class Judge:
             return divergent(Reason.REPLAY_GAP, f"the recorded event at {required}", "an event that is not on record")
         self._next = required
         return self._foreign(block, messages, repeats=repeats) or self._id_fault(block) or _Place.NEW
+
+    def _own_place(self, block: Block) -> _Place:
+        """What comes on the stream's own connection is new, unless a rival's connection has brought it first."""
+        required = self.stream.message_from(self._next)
+        if not self._is_expected(block, required):
+            self._next = self.stream.end
+            return _Place.NEW
+        self._next = required + 1
+        self.replayed = required
+        return _Place.REPLAYED
 
     def _is_expected(self, block: Block, position: int) -> bool:
         """Whether it is the recorded event. One without an id of its own has whichever stuck on its connection (L3)."""

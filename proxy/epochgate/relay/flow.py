@@ -493,6 +493,8 @@ class Flow:
             position = before
         elif block.kind is Kind.OTHER and not delivered:
             position = -1
+        elif self.judge is not None and self.judge.replayed > self._tail.end:
+            position = self.judge.replayed  # a rival's connection has brought it to the record first
         else:
             return  # it came again and is on record already, or nobody will miss it
         if raw is not None:

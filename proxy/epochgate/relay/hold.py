@@ -16,12 +16,12 @@ DELIVERED_TAIL = 64 * 1024  # bytes kept of what was delivered: a client that va
 
 
 class Tail:
-    """The last blocks of a stream, byte for byte. `covered`: every block after that position is here."""
+    """The last blocks of a stream, byte for byte. `covered`: every block after that position, up to `end`, is here."""
 
-    __slots__ = ("_blocks", "_limit", "_room", "_size", "covered", "waiting")
+    __slots__ = ("_blocks", "_limit", "_room", "_size", "covered", "end", "waiting")
 
     def __init__(self, covered: int, limit: int) -> None:
-        self.covered = covered
+        self.covered = self.end = covered
         self._limit = limit
         self._room = min(limit, DELIVERED_TAIL)  # up to here nothing has to go
         self._blocks: deque[tuple[int, bytes]] = deque()  # position, or -1 for a block that is no event
@@ -30,6 +30,9 @@ class Tail:
 
     def add(self, position: int, raw: bytes, *, delivered: bool) -> bool:
         """Keep a block; False if what was not delivered no longer fits (H2)."""
+        if position > self.end + 1:
+            self.skip(position - 1)  # what a rival's connection brought in between did not come here
+        self.end = max(self.end, position)
         self._blocks.append((position, raw))
         self._size += len(raw)
         if not delivered:
@@ -39,10 +42,10 @@ class Tail:
         return self.waiting <= self._limit
 
     def skip(self, position: int) -> None:
-        """A block that is too long to be kept was delivered: nothing before it can be served any more."""
+        """A block that is not kept, such as one that is too long: nothing before it can be served any more."""
         self._blocks.clear()
         self._size = self.waiting = 0
-        self.covered = position
+        self.covered = self.end = position
 
     def after(self, position: int) -> list[bytes] | None:
         """The blocks after an event, None if some of them are not here."""
