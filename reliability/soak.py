@@ -45,7 +45,7 @@ class Length:
     kept: float  # records of sessions that are idle or fenced
 
 
-LONG = Length(1800, 2000, 2.0, 40.0, 30.0, 5.0, 0.5, 20.0, 4.0, 30.0, 300.0, 60.0)
+LONG = Length(1800, 2000, 4.0, 60.0, 60.0, 5.0, 0.5, 20.0, 4.0, 30.0, 300.0, 60.0)
 SHORT = Length(150, 300, 1.0, 10.0, 8.0, 1.0, 0.5, 10.0, 2.0, 8.0, 25.0, 10.0)
 FOR_CI = Length(36, 80, 0.4, 4.0, 4.0, 0.5, 0.5, 4.0, 1.0, 3.0, 6.0, 8.0)
 
@@ -233,12 +233,12 @@ PART = Part(
     name="soak",
     title="Soak",
     about="""
-The clients, server, relays and Valkey of the part above, for half an hour with 2,000 clients, each with a stream open
+The clients, server, relays and Valkey of the faults above, for half an hour with 2,000 clients, each with a stream open
 most of the time. They break off and resume, and call in between; sessions are lost all the time, the server restarts
-every five minutes, a fault comes to a random place every 20 s or so, and the configuration is reloaded every 30 s with
-other policies. Records live for a minute, so that they come and go. Flat means: the median of the last third is at most
-3 % above that of the middle third, with some slack for what comes in whole numbers. (The short form is two minutes and
-a half with 300 clients.)
+every five minutes, a fault comes to a random place every 20 s or so for 4 s, and the configuration is reloaded every
+30 s with other policies. Records live for a minute, so that they come and go. Flat means: the median of the last third
+is at most 3 % above that of the middle third, with some slack for what comes in whole numbers. (The short form is two
+minutes and a half with 300 clients.)
 """,
     run=run,
     plots=(PLOT,),

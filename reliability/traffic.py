@@ -24,6 +24,7 @@ from reliability.wire import Wire
 BACK_AFTER = (0.02, 0.1)  # s until a client comes back
 UNPROVEN = frozenset({"no_epoch", "no_proof", "no_event", "boundary"})  # what a session without epochs may be told
 FENCED_FOR = 0.3  # s after a refusal; then the fence is looked at
+HELD_FOR = 2.0  # s for which a stream surely waits for its client
 CONTEST = 1.0  # s in which a second resume of one stream counts as a rival's
 
 
@@ -80,6 +81,7 @@ class Voyage:
     resumed: bool = False
     resumed_at: float = 0.0  # when it was last resumed
     got_at: float = 0.0  # when its last event came
+    left_at: float = 0.0  # when its connection ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,7 @@ class Agent:
             fields["Last-Event-ID"] = voyage.cursor
             held = self._is_held(voyage)
             now = time.time()
-            if now - voyage.resumed_at < CONTEST:
+            if now - voyage.resumed_at < CONTEST or now - voyage.left_at > HELD_FOR:
                 held = False
             voyage.resumed, voyage.resumed_at = True, now
             self._tally.resumes += 1
@@ -307,6 +309,7 @@ class Agent:
         finally:
             wire.close()
             self._reading = None
+            voyage.left_at = time.time()
 
     async def _ask(self, fields: dict[str, str], method: str, body: bytes) -> Wire:
         wire = await Wire.to(self._port())

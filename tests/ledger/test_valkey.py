@@ -478,7 +478,6 @@ async def test_a_client_library_that_fails_in_odd_ways(common, quick, monkeypatc
 
 async def test_many_unknown_sessions_at_once(common, monkeypatch):
     """They take a few connections to the store, wait for their turn, and do not make it look as if it were away."""
-    monkeypatch.setattr(kept, "GIVE_UP_AFTER", 0.5)
     monkeypatch.setattr(kept, "MOST_READS", 200)
     one, two = await common.ledger(), await common.ledger()
     session = story(one)
@@ -490,7 +489,7 @@ async def test_many_unknown_sessions_at_once(common, monkeypatch):
             assert found == [None] * 1000
             assert len(two._reads) <= 200
         assert len(client.client_list()) <= before + 2 * 32
-    await until(lambda: not two._reads)
+    await until(lambda: not two._reads, 10.0)
     assert two.problem is None
     assert facts(await two.find(b"session", time.time(), Resume(b"4", WHO))) == facts(session)
 
