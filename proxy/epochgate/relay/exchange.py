@@ -242,6 +242,7 @@ class Exchange:
 
     def relay(self, connection: UpstreamConnection, head: Head) -> Receiver:
         """The answer goes to the client as it comes."""
+        self.forwarder.forget()
         return Passage(connection, head, self.forwarder.downstream, self.context)
 
     def _choose_unnamed(self, connection: UpstreamConnection, head: Head) -> Receiver:
@@ -250,9 +251,9 @@ class Exchange:
         assert policy is not None
         granted = head.get(SESSION_ID)
         call = self.forwarder.call() if granted and 200 <= head.status < 300 else None
-        self.forwarder.forget()
         if call is None or not call.initialize:
             return self.relay(connection, head)
+        self.forwarder.forget()
         grant = Grant(self.context, policy, head, self.credentials(policy))
         return Handshake(connection, head, self.forwarder.downstream, self.context, grant, call.owes)
 
@@ -277,8 +278,7 @@ class Exchange:
             credentials = self.credentials(policy)
             stream = session.open_stream(origin, call.owes, credentials)
             stream.owes_known = self.forwarder.is_read and call.readable
-            if method == b"POST":
-                self.forwarder.forget()
+            self.forwarder.forget()
             if head.whole and head.get(b"content-encoding") is None:
                 record = StreamTap(self.context, policy, session, stream, head)
                 return Passage(connection, head, self.forwarder.downstream, self.context, record)
@@ -301,6 +301,7 @@ class Exchange:
                 lambda body: self._read_body(policy, session, watch, body),
                 self.context.copies,
             )
+        self.forwarder.forget()
         return Passage(connection, head, self.forwarder.downstream, self.context, tap)
 
     def _read_body(self, policy: Policy, session: Session, watch: Watch, body: bytes) -> None:
