@@ -132,33 +132,3 @@ def test_a_key_with_escapes_is_seen_on_live_traffic() -> None:
     assert not scene.live(stream, ("1", told % 1))
     assert scene.session.token == "1"
     assert scene.live(stream, ("2", told % 2))
-
-
-@pytest.mark.parametrize(
-    ("known", "events", "plain"),
-    [
-        ("e", [note(1, "e"), note(2), result(5, "e")], True),
-        ("e", [note(1, "e"), note(2, "f")], False),
-        ("e", [note(1, "e"), b'{"_meta":{"session_epoch" : "e"}}'], False),  # it may: one by one says so
-        ("e", [b'{"_meta": {"session_epoch": "e"}}', note(1)], True),
-        ("e", [b'{"_meta":{"\\u0073ession_epoch":"f"}}'], False),
-        (None, [note(1), note(2)], True),
-        (None, [note(1), note(2, "e")], False),
-        (1, [note(1, 1)], False),  # a number
-        ('a"b', [note(1)], True),
-    ],
-)
-def test_many_events_are_looked_at_at_once(known: object, events: list[bytes], plain: bool) -> None:
-    """R12: only where none of them can show another epoch, which is then not looked for in each."""
-    scene = Scene(epoch=known)
-    data = b"".join(sse(str(number), event) for number, event in enumerate(events))
-    assert watch(scene).is_plain(data) is plain
-    if plain:
-        assert not any(watch(scene).see(block, 1.0) for block in blocks(data))
-
-
-def test_a_header_of_another_epoch_is_not_plain() -> None:
-    """R12: whatever the events say."""
-    scene = Scene(epoch=1, sources=(HEADER,))
-    assert watch(scene, TOKEN_1).is_plain(sse("1", note(1)))
-    assert not watch(scene, TOKEN_2).is_plain(sse("1", note(1)))

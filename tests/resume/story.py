@@ -166,6 +166,7 @@ class Story:
 
     @property
     def session(self) -> Any:
+        self.relay.context.backlog.settle()
         return self.relay.context.ledger.get(b"S1", time.time())
 
     @property

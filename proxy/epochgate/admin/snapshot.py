@@ -62,6 +62,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
 def take(context: Context) -> Snapshot:
     """Of this process, now. Sessions are left to `count_sessions`, which has to look at each of them."""
+    context.backlog.settle()
     telemetry = context.telemetry
     outage_at = context.upstream.outage_at
     return Snapshot(

@@ -81,6 +81,7 @@ def verdict_views(decided: Iterable[Decided], wanted: dict[str, str], limit: int
 
 def session_views(context: Context, wanted: dict[str, str], limit: int) -> tuple[int, list[View]]:
     """How many sessions are as `wanted` (`state`, `policy`), and those that were last active."""
+    context.backlog.settle()
     state, policy = wanted.get("state"), wanted.get("policy")
     found = [
         session
@@ -128,6 +129,7 @@ def session_view(context: Context, session: Session) -> View:
 
 def session_detail(context: Context, session: Session) -> View:
     """A session with its streams and its verdicts."""
+    context.backlog.settle()
     view = session_view(context, session)
     fingerprint = view["fingerprint"]
     decided = [entry for entry in context.telemetry.decided if entry.session == fingerprint]

@@ -69,10 +69,11 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
     default: str | None
 
 
+Looks = tuple[tuple[bytes, tuple[bytes, ...]], ...]  # of each key what `usual_token` tells
 NOTHING = Messages()
 _NO_TOKENS = Tokens((), None)
 # How the SDKs begin a request or a notification, neither of which answers anything.
-_CALLS = (b'{"jsonrpc":"2.0","method":', b'{"method":', b'{"jsonrpc": "2.0", "method": ', b'{"method": ')
+CALLS = (b'{"jsonrpc":"2.0","method":', b'{"method":', b'{"jsonrpc": "2.0", "method": ', b'{"method": ')
 _TOKEN = re.compile(rb'\s*:\s*("?)([^",}\s\\]+)\1\s*[,}]')
 _PLAIN_TOKEN = re.compile(r"[!#-\[\]-~]+")  # written in one way only
 _messages = msgspec.json.Decoder(_Message | list[_Message])
@@ -169,30 +170,24 @@ def read_messages(data: bytes | None, tokens: Tokens) -> Messages:
 
 def answers_nothing(data: bytes) -> bool:
     """Whether an event surely answers no request, where nothing is written with escapes: only a look."""
-    return data.startswith(_CALLS) or (b'"result"' not in data and b'"error"' not in data)
+    return data.startswith(CALLS) or (b'"result"' not in data and b'"error"' not in data)
 
 
-def repeats_only(data: bytes, tokens: Tokens, known: str | None) -> bool:
-    """As `carries_only`, for the data of many events at once: a look that says no where one by one may say yes."""
-    if b"\\" in data or tokens.default not in (None, known):
-        return False
-    for key in tokens.keys:
-        name, written = _written(key, known)
-        if data.count(name) != sum(map(data.count, written)):
-            return False
-    return True
+def tells_escapes(data: bytes) -> bool:
+    """Whether a key in it may be written with escapes."""
+    return b"\\" in data and (b"\\u" in data or b"\\/" in data)
 
 
 def carries_only(data: bytes, tokens: Tokens, known: str | None) -> bool:
     """Whether an event or a body surely carries no token but the `known` one."""
-    if b"\\" in data and (b"\\u" in data or b"\\/" in data):  # a key may be written with escapes
+    if tells_escapes(data):
         return False
     if tokens.default != known and tokens.default is not None:
         return False
     for key in tokens.keys:
-        name, written = _written(key, known)
+        name, usual = usual_token(key, known)
         at = data.rfind(name)  # the quickest way over the whole of a long one
-        if at < 0 or (data.startswith(written, at) and data.find(name, 0, at) < 0):
+        if at < 0 or (data.startswith(usual, at) and data.find(name, 0, at) < 0):
             continue
         if known is None or data.find(name) != at:
             return False
@@ -203,7 +198,7 @@ def carries_only(data: bytes, tokens: Tokens, known: str | None) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(key: str, token: str | None) -> tuple[bytes, tuple[bytes, ...]]:
+def usual_token(key: str, token: str | None) -> tuple[bytes, tuple[bytes, ...]]:
     """A key as it stands in JSON, and how it usually stands there with this token after it."""
     name = b'"%b"' % key.encode()
     if token is None or not _PLAIN_TOKEN.fullmatch(token):

@@ -22,7 +22,7 @@ import xxhash
 # Measured for 100 B, 1 KB, 16 KB (us): xxh3_128 0.13, 0.09, 0.7; sha256 0.31, 0.79, 8.4; blake2b 0.29, 1.1, 15. Nobody
 # gains by a collision (docs/adr/0004-digests.md).
 _hash = xxhash.xxh3_128
-_digest = xxhash.xxh3_128_digest
+digest_of = xxhash.xxh3_128_digest
 
 MARK = b"\xef\xbb\xbf"
 _LF, _CR, _SPACE = b"\n\r "
@@ -34,7 +34,7 @@ _LINE_LIMIT = len(b"event: ") + _FIELD_LIMIT
 _KEEP_DATA = 16 * 1024 * 1024
 
 # The ordinary block up to its data: `id` and `event` lines in any order. Bounded, so that it cannot backtrack far.
-_HEAD = re.compile(rb"(?:id: ?([^\r\n\0]{0,1024})\r?\n|event: ?([^\r\n]{0,1024})\r?\n){0,4}data: ?").match
+ORDINARY_HEAD = re.compile(rb"(?:id: ?([^\r\n\0]{0,1024})\r?\n|event: ?([^\r\n]{0,1024})\r?\n){0,4}data: ?").match
 
 
 class Kind(Enum):
@@ -66,6 +66,14 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     """The `event` field; an empty one counts as none."""
 
 
+def end_of_block(data: bytes) -> int:
+    """Where the unfinished block ends that `data` goes on with, as its first line ends; 0 where that is not here."""
+    line = data.find(b"\n")
+    blank = b"\r\n\r\n" if line > 0 and data[line - 1] == _CR else b"\n\n"
+    at = data.find(blank)
+    return 0 if at < 0 else at + len(blank)
+
+
 class _Line(Enum):
     """What becomes of the rest of a line that has begun."""
 
@@ -86,7 +94,6 @@ class Framer:
         "_after_cr",
         "_data",
         "_data_hash",
-        "_id",
         "_id_field",
         "_line",
         "_line_use",
@@ -97,6 +104,7 @@ class Framer:
         "_raw_exceeded",
         "keep_data",
         "keep_raw",
+        "last_id",
     )
 
     def __init__(self, *, keep_raw: int = 0, keep_data: int = _KEEP_DATA) -> None:
@@ -104,7 +112,7 @@ class Framer:
         self.keep_data = keep_data
         self._mark = 0  # how many bytes of a byte order mark were read; all of them also where there is none
         self._after_cr = False
-        self._id: bytes | None = None
+        self.last_id: bytes | None = None  # the id that sticks now
         # The unfinished block. What grows is a bytearray: a list of tiny parts would cost many times their bytes.
         self._open = False  # some of it was read
         self._raw = bytearray()
@@ -117,9 +125,9 @@ class Framer:
         self._data_hash: xxhash.xxh3_128 | None = None  # the data exceeds `keep_data` and is only hashed
 
     @property
-    def last_id(self) -> bytes | None:
-        """The id that sticks now."""
-        return self._id
+    def at_start_of_block(self) -> bool:
+        """Whether what comes next begins a block, and not the stream."""
+        return not (self._open or self._after_cr or self._raw) and self._mark == len(MARK)
 
     @property
     def clean(self) -> bool:
@@ -167,7 +175,7 @@ class Framer:
         lf = -1  # the first LF from `at` on, `size` where there is none; looked for anew once `at` has passed it
         while at < size:
             # The fast path: an ordinary block with one line of data, here as a whole.
-            if not self._open and (head := _HEAD(data, at)) is not None:
+            if not self._open and (head := ORDINARY_HEAD(data, at)) is not None:
                 begin = head.end()
                 end = eol = lf if lf >= begin else data.find(b"\n", begin)
                 if has_cr and eol >= 0 and (cr := data.find(b"\r", begin, eol)) >= 0:
@@ -209,7 +217,7 @@ class Framer:
 
     def _read_ordinary(self, data: bytes) -> Block | None:
         """The block that `data` is, where it is an ordinary one as a whole and no more: the usual read of a stream."""
-        head = _HEAD(data)
+        head = ORDINARY_HEAD(data)
         if head is None:
             return None
         begin, size = head.end(), len(data)
@@ -224,9 +232,9 @@ class Framer:
         if not begin < end <= begin + self.keep_data:
             return self._block(raw, id_field, name, data[begin:end], None)
         if id_field is not None:
-            self._id = id_field or None
+            self.last_id = id_field or None
         text = data[begin:end]
-        return Block(raw, self._id, id_field is not None, text, _digest(text), _MESSAGE, name or None)
+        return Block(raw, self.last_id, id_field is not None, text, digest_of(text), _MESSAGE, name or None)
 
     def _read_mark(self, data: bytes) -> int:
         """Step over a byte order mark at the start of the stream; returns where its text begins in `data`."""
@@ -323,16 +331,16 @@ class Framer:
         """Build a block, and commit its id."""
         own_id = id_field is not None
         if own_id:
-            self._id = id_field or None
+            self.last_id = id_field or None
         if data:
-            digest = _digest(data)
+            digest = digest_of(data)
             if len(data) > self.keep_data:
                 data = None
         elif hashed is not None:
             digest = hashed.digest()
         else:
-            return Block(raw, self._id, own_id, data, b"", _PRIMING if own_id else _OTHER, name or None)
-        return Block(raw, self._id, own_id, data, digest, _MESSAGE, name or None)
+            return Block(raw, self.last_id, own_id, data, b"", _PRIMING if own_id else _OTHER, name or None)
+        return Block(raw, self.last_id, own_id, data, digest, _MESSAGE, name or None)
 
     def _take_raw(self, rest: bytes) -> bytes | None:
         """The bytes of a block of which `rest` is the end, where they are kept."""

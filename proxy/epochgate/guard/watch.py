@@ -5,13 +5,14 @@ from __future__ import annotations
 from epochgate.guard.mcp import (
     NOTHING,
     Headers,
+    Looks,
     Messages,
     answers_nothing,
     carries_only,
     read_answers,
     read_messages,
-    repeats_only,
     tokens_of,
+    usual_token,
 )
 from epochgate.guard.policy import Policy
 from epochgate.guard.record import Event, Session, Stream
@@ -24,12 +25,23 @@ _PRIMING, _OTHER = BlockKind.PRIMING, BlockKind.OTHER  # a global is looked up f
 class Watch:
     """Watches one response of `session` under these response headers; `stream` is the stream that it opened, if any."""
 
-    __slots__ = ("session", "stream", "tokens")
+    __slots__ = ("_known", "_looks", "session", "stream", "tokens")
 
     def __init__(self, policy: Policy, session: Session, headers: Headers, stream: Stream | None = None) -> None:
         self.session = session
         self.stream = stream
         self.tokens = tokens_of(policy.sources, headers)
+        self._known: str | None = None
+        self._looks: Looks | None = None  # for the token above; None: not made yet
+
+    def looks(self) -> Looks | None:
+        """What a message has to be looked through for, see `usual_token`; None where each shows another epoch."""
+        if self._looks is None or self._known != self.session.token:
+            self._known = self.session.token
+            if self.tokens.default not in (None, self._known):
+                return None
+            self._looks = tuple(usual_token(key, self._known) for key in self.tokens.keys)
+        return self._looks
 
     def head(self) -> bool:
         """Whether the response head alone shows another epoch (R12). The first token of a session is learnt (L1)."""
@@ -41,18 +53,14 @@ class Watch:
             return False
         return self._changed(read_messages(data, self.tokens))
 
-    def is_plain(self, data: bytes) -> bool:
-        """Whether a read of many blocks surely shows no other epoch in those that it holds as a whole."""
-        return repeats_only(data, self.tokens, self.session.token)
-
-    def see(self, block: Block, now: float, *, plain: bool = False) -> bool:
-        """Record one block at time `now` (s); whether it shows another epoch, which a `plain` one does not."""
+    def see(self, block: Block, now: float) -> bool:
+        """Record one block at time `now` (s); whether it shows another epoch."""
         kind, data, stream = block.kind, block.data, self.stream
         if kind is _OTHER:
             return False
         if not data:
             messages = NOTHING if kind is _PRIMING else read_messages(None, self.tokens)
-        elif not (plain or carries_only(data, self.tokens, self.session.token)):
+        elif not carries_only(data, self.tokens, self.session.token):
             messages = read_messages(data, self.tokens)
         elif answers_nothing(data):
             messages = NOTHING

@@ -14,6 +14,7 @@ from epochgate.guard.policy import LiveChange, Mode, Policy, normalize_path
 from epochgate.guard.record import Session
 from epochgate.guard.verdict import Reason
 from epochgate.ledger.base import Ledger
+from epochgate.relay.backlog import Backlog
 from epochgate.relay.clients import Clients
 from epochgate.relay.copies import Copies
 from epochgate.relay.hold import Holds
@@ -74,10 +75,14 @@ class Context:
     authority: bytes  # what `Host` says at the upstream otherwise
     prefix: bytes  # of the upstream's paths
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    backlog: Backlog = field(init=False)
     draining: bool = False  # told to end: not ready
     retry_after: int | None = None  # s: the time for new requests is over, they are told to come back then
     elsewhere: Elsewhere | None = None  # the other processes, where the store is shared
     streams: set[EventStream] = field(default_factory=set)  # event streams that flow to a client, guarded or not
+
+    def __post_init__(self) -> None:
+        self.backlog = Backlog(self.loop)
 
     def fence(self, policy: Policy, session: Session, reason: Reason) -> None:
         """Fence a session, once (F2), and close what is held for it. In observe mode it is only counted, once."""

@@ -32,6 +32,7 @@ class Elsewhere:
 
     def _resumed(self, session: Session, asked: Asked) -> Offer | None:
         """Another process got a resume: lend it the stream that it asks for, or else let go of that stream (R4)."""
+        self._context.backlog.settle()
         if not asked.cursor:  # a new standalone stream
             self._context.holds.make_room(session, asked.credentials)
             return None
@@ -55,6 +56,7 @@ class Elsewhere:
 
     def _granted(self, session: Session, key: int) -> None:
         """The upstream has let somebody in at another process (R4)."""
+        self._context.backlog.settle()
         stream = session.streams.get(key)
         flow = None if stream is None else self._context.holds.get(stream)
         if flow is not None and not flow.is_contested():

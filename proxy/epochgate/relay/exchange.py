@@ -171,6 +171,7 @@ class Exchange:
         if session is None:
             resume = Resume(cursor, self.credentials(policy), enforced, self.offers) if cursor else None
             session = await ledger.find(session_id, now, resume)
+            self.context.backlog.settle()
             if self.client.lost:
                 return
         self._session = session
@@ -305,6 +306,7 @@ class Exchange:
         return Passage(connection, head, self.forwarder.downstream, self.context, tap)
 
     def _read_body(self, policy: Policy, session: Session, watch: Watch, body: bytes) -> None:
+        self.context.backlog.settle()
         if watch.body(body):
             self.context.live_change(policy, session)
 
@@ -313,6 +315,7 @@ class Exchange:
 
         Any other answer says nothing of it: a gateway may have given it, to a stranger.
         """
+        self.context.backlog.settle()
         if not 200 <= head.status < 300:
             return
         now = time.time()
@@ -350,5 +353,6 @@ class Exchange:
 
 def work_on(context: Context, request: Request) -> Coroutine[None, None, None] | None:
     """Work on a request. What is returned is to be awaited; None: it goes on by itself, and tells the connection."""
+    context.backlog.settle()
     exchange = Exchange(context, request)
     return None if exchange.begin() else exchange.run()

@@ -16,12 +16,14 @@ import msgspec
 
 from epochgate.errors import UpstreamError
 from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step
+from epochgate.guard.ordinary import record_ordinary
 from epochgate.guard.policy import Mode, Policy, Proof
 from epochgate.guard.record import Session, Stream
 from epochgate.guard.refusal import may_tell_in_band, told_events
-from epochgate.guard.sse import MARK, Block, Framer, Kind
+from epochgate.guard.sse import MARK, Block, Framer, Kind, end_of_block
 from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
+from epochgate.relay.backlog import LONGEST
 from epochgate.relay.coding import Decoder, decoder_of
 from epochgate.relay.copies import FREE, Copy
 from epochgate.relay.downstream import Downstream, Outcome, Response
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
 LIVE_DATA = 4 * 1024 * 1024  # bytes of one event that are read for tokens and answers; longer ones are only digested
 JUDGED_BLOCK = 32 * 1024 * 1024  # bytes of one block that can be held back until it is checked
-SHORT_BLOCK = 2048  # bytes; one look at a read of many short blocks is quicker than one at each
 MOST_WAITING = 1024 * 1024  # bytes of released blocks that wait for the head; then the upstream waits too (T6)
 CONTEST = 0.5  # s after a resume from the buffer in which another one is taken for a rival, not for the same client
 
@@ -171,6 +172,12 @@ class Flow:
         self.session.active_at = now
         if self._heartbeat is not None:
             self._heartbeat.heard()
+        downstream = self.downstream
+        if downstream is not None and len(data) <= LONGEST and self._is_plain():
+            downstream.reply.write(data)
+            self.context.backlog.add(self, data, now)
+            return
+        self.context.backlog.settle()
         if self._checked:
             self._take_checked(data, now)
         else:
@@ -182,13 +189,48 @@ class Flow:
         if self._ending:
             self.end_at_boundary()
 
+    def read(self, data: bytes, now: float) -> None:
+        """Record what was passed on at the time `now` (s)."""
+        framer = self._framer
+        if self.downstream is not None and self._is_plain():
+            begins = framer.at_start_of_block
+            if not begins and (end := end_of_block(data)):
+                self._read_blocks(data[:end], now)
+                data = data[end:]
+                begins = framer.at_start_of_block
+            if begins and (stops := record_ordinary(self._watch, framer, data, now)):
+                data = self._keep_ordinary(data, stops)
+                if not data:
+                    return
+        self._read_blocks(data, now)
+
+    def _keep_ordinary(self, data: bytes, stops: list[int]) -> bytes:
+        """Keep the blocks that `data` begins with, which were recorded; what comes after them."""
+        if not self._ids:
+            self._ids = self._framer.last_id is not None
+        count, stream = len(stops), self.stream
+        self.context.telemetry.events += count
+        if self._holdable:
+            position = stream.first + len(stream.events) - count
+            if count == 1:
+                self._tail.add(position, data[: stops[0]], delivered=True)
+            else:
+                self._tail.add_all(position, data, stops)
+        return data[stops[-1] :]
+
+    def _is_plain(self) -> bool:
+        """Whether it was not resumed, and has begun to bring what can be read."""
+        return self._begun and self.judge is None and self._decoder is None and not self._ending
+
     def received_end(self) -> None:
         """The upstream ended the stream cleanly; coded bytes that cannot be released make it an incomplete one."""
+        self.context.backlog.settle()
         self._clean = not self._coded
         self._end_upstream()
 
     def received_error(self, error: UpstreamError) -> None:
         """It broke off."""
+        self.context.backlog.settle()
         self.context.saw_upstream_error(error)
         self._end_upstream()
 
@@ -202,6 +244,7 @@ class Flow:
 
     def client_gone(self) -> None:
         """The client went away: hold the stream if it can be resumed (H1), else close it."""
+        self.context.backlog.settle()
         downstream, self.downstream = self.downstream, None
         if downstream is not None:
             downstream.finish(Outcome.DONE)
@@ -227,6 +270,7 @@ class Flow:
 
     def serves(self, position: int) -> bool:
         """Whether the events after this position are in the buffer, or still to come on this connection."""
+        self.context.backlog.settle()
         if self.closed or not self._holdable or self._framer.unfinished is None:
             return False
         if self.downstream is not None and not self.downstream.reply.started:
@@ -248,6 +292,7 @@ class Flow:
 
     def attach(self, downstream: Downstream, position: int, cursor: bytes) -> None:
         """Give a client what comes after this position, and then the live tail. A former client is dropped."""
+        self.context.backlog.settle()
         former, self.downstream = self.downstream, None
         if former is not None:
             former.finish(Outcome.DONE)
@@ -283,6 +328,7 @@ class Flow:
 
     def close(self) -> None:
         """End it all: nothing is read any more, nothing can be resumed. A client that is there is cut off."""
+        self.context.backlog.settle()
         if self.closed:
             return
         self.closed = True
@@ -298,6 +344,7 @@ class Flow:
 
     def end_at_boundary(self) -> None:
         """The proxy drains: end cleanly after a whole event."""
+        self.context.backlog.settle()
         self._ending = True
         self._holdable = False
         downstream = self.downstream
@@ -321,6 +368,7 @@ class Flow:
         downstream = self.downstream
         if downstream is None or not downstream.reply.started or downstream.client.paused:
             return
+        self.context.backlog.settle()
         readable = self._decoder is None and self.head.framing is not Framing.SIZED
         if readable and (self._checked or self._framer.clean):
             self._at_start = False
@@ -330,23 +378,23 @@ class Flow:
     # -- blocks as they come
 
     def _take_live(self, data: bytes, now: float) -> None:
-        downstream, stream = self.downstream, self.stream
+        downstream = self.downstream
         if downstream is not None:
             as_it_is = self._at_start or self._begun or self._framer.unfinished != 0
             downstream.reply.write(data if as_it_is else data.removeprefix(MARK))  # a comment went out before it
-        changed = plain = is_plain = False
-        blocks = self._blocks_of(data)
-        if len(blocks) > 1 and len(data) < len(blocks) * SHORT_BLOCK and self._decoder is None:
-            is_plain = self._watch.is_plain(data)
-        for block in blocks:
+        self.read(data, now)
+
+    def _read_blocks(self, data: bytes, now: float) -> None:
+        stream = self.stream
+        changed = False
+        for block in self._blocks_of(data):
             before = stream.first + len(stream.events)
             if self.judge is not None:
                 self._shadow(block, now)
-            elif self._watch.see(block, now, plain=plain):
+            elif self._watch.see(block, now):
                 changed = True
             if self._holdable:
                 self._keep(block, before)
-            plain = is_plain  # the first block may have begun in an earlier read
         if not self._readable:
             self.session.mark_delivered()
             if self.judge is not None:
@@ -586,6 +634,7 @@ class Flow:
 
     def _release_silent(self) -> None:
         """No message for `first_event_timeout`: the head goes out, and checking goes on (R10)."""
+        self.context.backlog.settle()
         if self.session.fence is not None:
             self._refuse()
             return

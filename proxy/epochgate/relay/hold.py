@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -18,22 +19,24 @@ DELIVERED_TAIL = 64 * 1024  # bytes kept of what was delivered: a client that va
 class Tail:
     """The last blocks of a stream, byte for byte. `covered`: every block after that position, up to `end`, is here."""
 
-    __slots__ = ("_blocks", "_limit", "_room", "_size", "covered", "end", "waiting")
+    __slots__ = ("_limit", "_pieces", "_room", "_size", "covered", "end", "waiting")
 
     def __init__(self, covered: int, limit: int) -> None:
         self.covered = self.end = covered
         self._limit = limit
         self._room = min(limit, DELIVERED_TAIL)  # up to here nothing has to go
-        self._blocks: deque[tuple[int, bytes]] = deque()  # position, or -1 for a block that is no event
+        # The position of the last block, or -1 for one that is no event; the bytes; where its blocks end.
+        self._pieces: deque[tuple[int, bytes, list[int] | None]] = deque()
         self._size = 0
         self.waiting = 0  # bytes that were not delivered
 
     def add(self, position: int, raw: bytes, *, delivered: bool) -> bool:
         """Keep a block; False if what was not delivered no longer fits (H2)."""
-        if position > self.end + 1:
-            self.skip(position - 1)  # what a rival's connection brought in between did not come here
-        self.end = max(self.end, position)
-        self._blocks.append((position, raw))
+        if position > self.end:
+            if position > self.end + 1:
+                self.skip(position - 1)  # what a rival's connection brought in between did not come here
+            self.end = position
+        self._pieces.append((position, raw, None))
         self._size += len(raw)
         if not delivered:
             self.waiting += len(raw)
@@ -41,9 +44,25 @@ class Tail:
             self._trim(DELIVERED_TAIL if delivered else self._limit)
         return self.waiting <= self._limit
 
+    def add_all(self, position: int, data: bytes, stops: list[int]) -> None:
+        """Keep blocks of one read that were delivered: the first, at this position, begins with it; where each ends."""
+        if position > self.end + 1:
+            self.skip(position - 1)
+        begin = 0
+        while begin < len(stops):
+            start = stops[begin - 1] if begin else 0
+            end = max(begin + 1, bisect_right(stops, start + DELIVERED_TAIL))
+            raw = data[start : stops[end - 1]]  # no copy where it is all
+            self.end = position + end - 1
+            self._pieces.append((self.end, raw, [stop - start for stop in stops[begin:end]]))
+            self._size += len(raw)
+            begin = end
+        if self._size > self._room + TRIM_EVERY:
+            self._trim(DELIVERED_TAIL)
+
     def skip(self, position: int) -> None:
         """A block that is not kept, such as one that is too long: nothing before it can be served any more."""
-        self._blocks.clear()
+        self._pieces.clear()
         self._size = self.waiting = 0
         self.covered = self.end = position
 
@@ -51,15 +70,23 @@ class Tail:
         """The blocks after an event, None if some of them are not here."""
         if position < self.covered:
             return None
-        if position == self.covered:
-            return [raw for _, raw in self._blocks]
-        found = False
+        found = position == self.covered
         blocks: list[bytes] = []
-        for at, raw in self._blocks:
+        for at, raw in self._blocks():
             if found:
                 blocks.append(raw)
             found = found or at == position
         return blocks if found else None
+
+    def _blocks(self) -> Iterator[tuple[int, bytes]]:
+        for last, raw, stops in self._pieces:
+            if stops is None:
+                yield last, raw
+                continue
+            begin = 0
+            for position, stop in enumerate(stops, last + 1 - len(stops)):
+                yield position, raw[begin:stop]
+                begin = stop
 
     def deliver(self) -> None:
         """All of it has been handed to a client."""
@@ -68,8 +95,8 @@ class Tail:
 
     def _trim(self, room: int) -> None:
         room = max(min(room, self._limit), self.waiting)
-        while self._size > room and self._blocks:
-            position, raw = self._blocks.popleft()
+        while self._pieces and self._size - len(self._pieces[0][1]) >= room:
+            position, raw, _ = self._pieces.popleft()
             self._size -= len(raw)
             if position >= 0:
                 self.covered = position

@@ -130,6 +130,7 @@ class Resumption:
             exchange.forwarder.copying = True  # a body, however odd, is sent each time
         asked = 0
         while not self._enforced or session.fence is None:
+            self._context.backlog.settle()
             rewound = ask_from != self._cursor
             sent = _with_cursor(fields, ask_from) if rewound else fields
             try:
@@ -207,6 +208,7 @@ class Resumption:
         return choose
 
     async def _refuse(self, stream: Stream, reason: Reason) -> None:
+        self._context.backlog.settle()
         await self._exchange.answers.refuse(self._policy, self._session, stream, reason, self._credentials)
 
     def _report(self, verdict: Verdict, pending: int = 0) -> None:

@@ -127,6 +127,7 @@ class Gate:
     async def close(self) -> None:
         """End at once what is left, records excepted: they are kept."""
         self.context.upstream.close()
+        self.context.backlog.settle()
         if self._tracing is not None:
             await self._tracing.close()
         await self.context.ledger.close()

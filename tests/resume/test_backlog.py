@@ -1,0 +1,100 @@
+"""What was passed on and is still to be read; and what is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epochgate.relay.backlog import LONGEST, MOST, WAIT, Backlog
+from epochgate.relay.hold import DELIVERED_TAIL, TRIM_EVERY, Tail
+from resume.story import began, notes, part
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.read_ = []
+
+    def read(self, data: bytes, now: float) -> None:
+        if data == b"fault":
+            raise ValueError("a fault of ours")
+        self.read_.append((data, now))
+
+
+@pytest.mark.filterwarnings("default")
+async def test_reads_wait_in_order_and_a_fault_of_one_stops_no_other() -> None:
+    loop = asyncio.get_running_loop()
+    told: list[Any] = []
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    backlog, reader, faulty = Backlog(loop), Reader(), Reader()
+    backlog.add(reader, b"1", 1.0)
+    backlog.add(faulty, b"fault", 1.0)
+    backlog.add(reader, b"2", 2.0)
+    assert reader.read_ == []
+    backlog.settle()
+    assert reader.read_ == [(b"1", 1.0), (b"2", 2.0)]
+    assert [str(error) for error in told] == ["a fault of ours"]
+
+
+async def test_they_wait_for_some_milliseconds_only_and_are_bounded() -> None:
+    loop = asyncio.get_running_loop()
+    backlog, reader = Backlog(loop), Reader()
+    for _ in range(MOST // LONGEST):
+        backlog.add(reader, b"x" * LONGEST, 1.0)
+    assert reader.read_ == []
+    backlog.add(reader, b"x", 1.0)
+    assert len(reader.read_) == MOST // LONGEST + 1
+    backlog.add(reader, b"late", 2.0)
+    async with asyncio.timeout(WAIT * 200):
+        while reader.read_[-1][0] != b"late":
+            await asyncio.sleep(WAIT / 5)
+
+
+async def test_l4_an_event_is_a_cursor_at_once(proxy) -> None:
+    """R4: a client that was given an event may resume from it before the proxy has read it."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.server.send(part(notes(4, 5, epoch=1)))
+        await story.answer.until(b"id: 5")
+        answer = await story.resume(4)
+        await answer.until(b"id: 5")
+        assert story.verdicts() == ["connection"]
+
+
+async def test_r12_a_live_event_of_another_epoch_fences_before_the_next_request(proxy) -> None:
+    """However soon that comes."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.server.send(part(notes(4, epoch=2)))
+        await story.answer.until(b"id: 4")
+        answer = await story.resume(4)
+        await answer.until(b"epoch_changed")
+
+
+sizes = st.one_of(st.integers(1, 40), st.integers(1000, 3000), st.integers(15_000, 90_000))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(sizes, min_size=1, max_size=8)), max_size=25))
+def test_h1_a_tail_gives_back_what_came_after_each_position(reads: list[tuple[bool, list[int]]]) -> None:
+    """And never less than what it promises to keep, nor much more."""
+    tail, blocks = Tail(-1, 1 << 20), []
+    for together, lengths in reads:
+        came = [bytes([(len(blocks) + n) % 251]) * length for n, length in enumerate(lengths)]
+        if together:
+            stops = [sum(lengths[: n + 1]) for n in range(len(lengths))]
+            tail.add_all(len(blocks), b"".join(came) + b"the rest", stops)
+        else:
+            for n, block in enumerate(came):
+                assert tail.add(len(blocks) + n, block, delivered=True)
+        blocks += came
+        assert tail.end == len(blocks) - 1
+        kept = [position for position in range(-1, len(blocks)) if tail.after(position) is not None]
+        assert kept == list(range(tail.covered, len(blocks)))
+        for position in kept:
+            assert tail.after(position) == blocks[position + 1 :]
+        size = sum(map(len, blocks[tail.covered + 1 :]))
+        assert size >= min(DELIVERED_TAIL, sum(map(len, blocks)))
+        assert size <= DELIVERED_TAIL + TRIM_EVERY + max(DELIVERED_TAIL, *map(len, blocks))
