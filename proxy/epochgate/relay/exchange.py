@@ -177,8 +177,9 @@ class Exchange:
         if enforced and is_post and (session is None or session.fence is not None):
             await self.forwarder.read_ahead()
             call = self.forwarder.call()
-            if call is not None and call.initialize:
-                await self.forwarder.send(self._choose_unnamed, without(request.end_to_end(), SESSION_ID))
+            if (call is not None and call.initialize) or (session is None and self.forwarder.may_be_handshake()):
+                fields = without(request.end_to_end(), SESSION_ID, LAST_EVENT_ID)
+                await self.forwarder.send(self._choose_unnamed, fields)
                 return
         if session is not None:
             session.note_gap(now, policy.session_ttl)

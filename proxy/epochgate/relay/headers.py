@@ -194,3 +194,19 @@ def is_event_stream(fields: Iterable[Field]) -> bool:
 def is_json(content_type: bytes | None) -> bool:
     """Whether a `Content-Type` is `application/json`."""
     return content_type is not None and content_type.partition(b";")[0].strip(b" \t").lower() == b"application/json"
+
+
+_CHARSET = re.compile(rb"charset\s*=\s*\"?([^\";,\s]*)", re.IGNORECASE).findall
+# JSON in one of these looks like what it is: in ASCII, or by its NUL bytes.
+_PLAIN_CHARSETS = frozenset(
+    {
+        b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"utf-16", b"utf-16le", b"utf-16be", b"utf-32",
+        b"utf-32le", b"utf-32be",
+    }
+)  # fmt: skip
+
+
+def has_plain_charset(fields: Iterable[Field]) -> bool:
+    """Whether what the `Content-Type` says of the letters of a JSON body is nothing that only some servers can read."""
+    charsets = _CHARSET(b";".join(values_of(fields, b"content-type")))
+    return _PLAIN_CHARSETS.issuperset(charset.lower() for charset in charsets)
