@@ -38,17 +38,21 @@ if TYPE_CHECKING:
     from epochgate.relay.tracing import RequestSpan  # an extra
 
 Choose = Callable[[UpstreamConnection, Head], "Receiver | None"]
+Leave = Callable[[UpstreamConnection], None]
 
 
 class Opening:
     """Waits for the head of the answer, and lets `choose` say who hears the rest."""
 
-    __slots__ = ("_choose", "_connection", "_downstream")
+    __slots__ = ("_choose", "_connection", "_downstream", "_leave")
 
-    def __init__(self, connection: UpstreamConnection, downstream: Downstream, choose: Choose) -> None:
+    def __init__(
+        self, connection: UpstreamConnection, downstream: Downstream, choose: Choose, leave: Leave | None
+    ) -> None:
         self._connection = connection
         self._downstream = downstream
         self._choose = choose
+        self._leave = leave
 
     def received_interim(self, head: bytes) -> None:
         """A 1xx answer is passed on."""
@@ -76,8 +80,11 @@ class Opening:
         self._downstream.finish(error)
 
     def client_gone(self) -> None:
-        """A request that has no answer yet cannot be resumed (H1)."""
-        self._connection.abort()
+        """A request that has no answer yet cannot be resumed (H1), though there may be something to hear in it."""
+        if self._leave is None:
+            self._connection.abort()
+        else:
+            self._leave(self._connection)
         self._downstream.finish(Outcome.DONE)
 
     def client_paused(self) -> None:
@@ -96,6 +103,7 @@ class Forwarder:
         self.reply = reply
         self.downstream: Downstream  # the client, for whoever hears the answer
         self.copying = False  # whether what the body says matters
+        self.leave: Leave | None = None  # takes the connection where the client goes before the answer; None: given up
         self._context = context
         self._request = request
         self._client = request.connection
@@ -181,7 +189,7 @@ class Forwarder:
         """Send what is here of the request on this connection; `tell` hears how it ended."""
         request = self._request
         self.downstream = Downstream(self._client, self.reply, tell)
-        opening = Opening(connection, self.downstream, choose)
+        opening = Opening(connection, self.downstream, choose, self.leave)
         self._client.watcher = opening
         connection.begin(opening, request.method)
         body = request.body
