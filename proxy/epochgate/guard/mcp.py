@@ -136,8 +136,13 @@ def may_initialize(body: bytes) -> bool:
 
     Of equal keys some readers take the first, some the last; some do not tell capitals from other letters.
     """
+    body = _in_utf8(body)
+    if b"initialize" not in body and b"\\u" not in body:
+        with contextlib.suppress(*_STRANGE):
+            _split(body)
+            return False  # the quick way for most
     try:
-        decoded = _pairs.decode(_in_utf8(body).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace"))
+        decoded = _pairs.decode(body.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return True
     messages = [message for message in (decoded if isinstance(decoded, list) else [decoded]) if type(message) is tuple]
