@@ -17,6 +17,7 @@ from epochgate.guard.mcp import (
     header_value,
     holds_initialize_result,
     is_session_era,
+    may_initialize,
     method_of,
     read_call,
     read_messages,
@@ -394,3 +395,38 @@ def test_the_code_of_an_error(body: bytes, code: int | None) -> None:
 def test_the_method_that_a_span_names(body: bytes, method: str | None) -> None:
     """Tracing reads a copy, and what it cannot read it leaves out."""
     assert method_of(body) == method
+
+
+CALL = '{"jsonrpc":"2.0","id":5,"method":"initialize"}'
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+def test_a_call_is_read_in_each_encoding_of_unicode(encoding: str) -> None:
+    """L2, L3."""
+    assert read_call(CALL.encode(encoding)) == Call(initialize=True, owes=(5,))
+    assert may_initialize(CALL.encode(encoding))
+    assert not may_initialize(CALL.replace("initialize", "ping").encode(encoding))
+
+
+@pytest.mark.parametrize("before", ['"method":"ping",', '"METHOD":"initialize",', ""])
+@pytest.mark.parametrize("after", [',"method":"ping"', ',"m\\u0065thod":"ping"', ""])
+def test_an_initialize_beside_other_methods_may_be_one(before: str, after: str) -> None:
+    """L2: which of equal keys counts is up to the reader."""
+    body = f'{{{before}"method":"initialize"{after}}}'.encode()
+    assert may_initialize(body)
+    assert may_initialize(b"[" + body + b"]")
+
+
+@pytest.mark.parametrize("body", [DEEP, b"", b"{", b"hello", b'{"method":"ping"} {}', b"\0", CALL.encode("utf-7")[1:]])
+def test_what_cannot_be_read_may_be_an_initialize(body: bytes) -> None:
+    """L2."""
+    assert may_initialize(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[]", b'"initialize"', b'["initialize"]', b'{"params":{"method":"initialize"}}', b'{"method":["initialize"]}'],
+)
+def test_other_json_is_none(body: bytes) -> None:
+    """L2."""
+    assert not may_initialize(body)

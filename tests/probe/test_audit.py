@@ -277,6 +277,15 @@ def test_a_resume_in_a_capture_is_judged(
     assert audit()["sum"]["rerun"] == (1 if expected[1] == "refused" else 0)
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"), [(203, "text/event-stream"), (200, "text/plain, Text/Event-Stream"), (200, "")]
+)
+def test_a_stream_is_what_a_client_reads_as_one(audit: Audit, capture: Capture, status: int, kind: str) -> None:
+    """R6: whatever its status and label say."""
+    capture.resume(events(3, epoch=2), status=status, kind=kind)
+    assert capture.write(audit).one() == ("epoch_changed", "refused", False)
+
+
 def test_overlap_and_boundaries_in_a_capture(audit: Audit) -> None:
     """An inclusive replay proves itself, unless the server was away; else the proxy would have asked for it."""
     capture = Capture(gap=100.0)

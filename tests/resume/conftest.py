@@ -32,6 +32,7 @@ async def _proxy(**policy: Any) -> AsyncIterator[Relay]:
     assert not context.streams, "a stream that nobody has any more"
     assert context.telemetry.open_streams == 0
     assert not context.holds._flows
+    assert not context.farewells
     assert context.copies.used == 0
     assert all(session.open_flows == 0 for session in context.ledger.sessions())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from relay.wire import get
+from epochgate.relay import farewell
+from relay.wire import Peer, get
 from resume.story import (
     JSON,
     LAST_CHUNK,
@@ -171,6 +172,123 @@ async def test_l6_no_late_event_brings_it_back(proxy):
         client = await story.resume(11)
         assert (await client.error())["data"] == {"reason": "deleted"}
         await story.fenced("deleted")
+
+
+async def _left_behind(story: Story, how: str = "reset") -> Peer:
+    """A stream is held; a DELETE is at the upstream, and its client has gone."""
+    await story.leave()
+    return await _delete_and_leave(story, how)
+
+
+async def _delete_and_leave(story: Story, how: str = "reset") -> Peer:
+    clients = len(story.relay.context.clients)
+    gone, server, _ = await story.ask(get(b"/mcp", SESSION, method=b"DELETE"))
+    if how == "reset":
+        gone.peer.reset()
+        await until(lambda: len(story.relay.context.clients) == clients)
+    else:
+        gone.peer.close()
+    return server
+
+
+ENDED = {
+    "204": b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n",
+    "200": reply(200, b"{}", JSON),
+    "202, sent for hours": b"HTTP/1.1 202 Accepted\r\nContent-Length: 1000\r\n\r\nx",
+    "200, a stream": STREAM + part(notes(4)),
+    "204 after an interim answer": b"HTTP/1.1 103 Early Hints\r\n\r\n" + reply(204),
+}
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+@pytest.mark.parametrize("answer", ENDED.values(), ids=ENDED)
+async def test_l6_a_delete_is_heard_out_though_its_client_has_gone(proxy, how, answer):
+    """The buffer outlives neither the session nor the one who ended it."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        server = await _left_behind(story, how)
+        await server.send(answer)
+        await until(lambda: story.session.fence == "deleted")
+        assert story.held == 0
+        assert await story.server.gone()
+        assert await server.gone()
+        client = await story.resume(3)
+        assert (await client.error())["data"] == {"reason": "deleted"}
+        await story.fenced("deleted")
+
+
+NOT_ENDED = {
+    "401": reply(401),
+    "404": reply(404, b"Session not found", b"Content-Type: text/plain"),
+    "405": reply(405),
+    "503": reply(503),
+    "303": reply(303, b"", b"Location: /"),
+    "half a head": b"HTTP/1.1 204 No Con",
+    "nonsense": b"\0\0\0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", NOT_ENDED.values(), ids=NOT_ENDED)
+async def test_l6_any_other_answer_that_nobody_hears_changes_nothing(proxy, answer):
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        server = await _left_behind(story)
+        await server.send(answer)
+        if answer.startswith(b"HTTP/1.1 204"):
+            server.reset()
+        else:
+            assert await server.gone()
+        await until(lambda: not relay.context.farewells)
+        assert (story.session.fence, story.held) == (None, 1)
+        await story.server.send(part(notes(4, epoch=1)))
+        client = await story.resume(3)
+        await client.until(notes(4, epoch=1))
+
+
+async def test_l6_a_delete_that_is_not_answered_is_given_up(proxy, monkeypatch):
+    monkeypatch.setattr(farewell, "FAREWELL_TIME", 0.05)
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        server = await _left_behind(story)
+        assert await server.gone()
+        assert (story.session.fence, story.held) == (None, 1)
+
+
+async def test_l5_of_many_such_the_oldest_gives_way(proxy, monkeypatch):
+    monkeypatch.setattr(farewell, "MOST_FAREWELLS", 2)
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.leave()
+        servers = []
+        for number in range(1, 4):
+            servers.append(await _delete_and_leave(story))
+            assert len(relay.context.farewells) == min(number, 2)
+        assert await servers[0].gone()
+        await servers[1].send(reply(204))
+        await until(lambda: story.session.fence == "deleted")
+
+
+async def test_h1_half_a_delete_is_given_up_with_its_client(proxy):
+    """The upstream cannot have understood it."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        gone = await story.send(get(b"/mcp", SESSION, b"Content-Length: 5", method=b"DELETE") + b"ab")
+        server = await relay.accept()
+        await server.head()
+        gone.peer.reset()
+        assert await server.gone()
+        assert story.session.fence is None
+
+
+async def test_l6_observed_a_delete_that_nobody_waits_for_is_counted(proxy):
+    async with proxy(mode="observe") as relay:
+        story = await began(relay, epoch=1)
+        gone, server, _ = await story.ask(get(b"/mcp", SESSION, method=b"DELETE"))
+        gone.peer.reset()
+        await until(lambda: relay.context.farewells)
+        await server.send(reply(204))
+        await until(lambda: story.session.would_be_fenced)
+        assert story.session.fence is None
 
 
 async def test_r12_of_another_stream_while_a_resume_is_judged_by_overlap(proxy):

@@ -127,7 +127,7 @@ async def sized(story: Told) -> None:
 
 async def no_stream(story: Told) -> None:
     for status in (202, 401, 404, 405, 409, 502, 503):
-        await story.answered(story.again(3), reply(status, b"no valid session", b"X: y"))
+        await story.answered(story.again(3), reply(status, b"no valid session", b"Content-Type: text/plain"))
 
 
 async def lost_session(story: Told) -> None:

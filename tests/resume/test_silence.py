@@ -224,7 +224,7 @@ OTHERS = {
     "json": (200, b'{"odd":1}', JSON),
     "page": (200, b"<p>log in</p>", b"Content-Type: text/html"),
     "accepted": (202, b"", b"X: y"),
-    "stream of another status": (206, notes(4, epoch=2), b"Content-Type: text/event-stream"),
+    "stream of another status": (503, notes(4, epoch=2), b"Content-Type: text/event-stream"),
     "challenge": (401, b"", b'WWW-Authenticate: Bearer error="invalid_token"'),
     "no stream here": (405, b"", b"Allow: POST"),
     "conflict": (409, b"one stream", b"Content-Type: text/plain"),

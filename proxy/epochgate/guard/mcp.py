@@ -118,6 +118,8 @@ def read_call(body: bytes) -> Call:
     """What the body of a POST asks for. Not readable: it may ask for more (no JSON, strange ids, too many: L3, L5)."""
     initialize = False
     owes: list[RpcId] = []
+    if b"\0" in body:
+        body = _in_utf8(body)
     try:
         for message in _split(body):
             if message.method:
@@ -128,6 +130,24 @@ def read_call(body: bytes) -> Call:
         return _bounded(_read_call_leniently(body))
     call = Call(initialize, tuple(owes))
     return _bounded(call) if len(body) > _MOST_OWED else call
+
+
+def may_initialize(body: bytes) -> bool:
+    """Whether some server may read an `initialize` in a body: some `method` in it says so, or it cannot be read here.
+
+    Of equal keys some readers take the first, some the last; some do not tell capitals from other letters.
+    """
+    body = _in_utf8(body)
+    if b"initialize" not in body and b"\\u" not in body:
+        with contextlib.suppress(*_STRANGE):
+            _split(body)
+            return False  # the quick way for most
+    try:
+        decoded = _pairs.decode(body.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return True
+    messages = [message for message in (decoded if isinstance(decoded, list) else [decoded]) if type(message) is tuple]
+    return any(key.lower() == "method" and value == "initialize" for message in messages for key, value in message)
 
 
 def method_of(body: bytes) -> str | None:
@@ -271,6 +291,14 @@ def _integer(digits: str) -> int | float:
 
 
 _lenient = json.JSONDecoder(strict=False, parse_int=_integer)
+_pairs = json.JSONDecoder(strict=False, parse_int=_integer, object_pairs_hook=tuple)  # keeps equal keys
+
+
+def _in_utf8(data: bytes) -> bytes:
+    """JSON as it is, or, where it is in UTF-16 or UTF-32 and so has NUL bytes, in UTF-8."""
+    if b"\0" not in data:
+        return data
+    return data.decode(json.detect_encoding(data), "replace").encode("utf-8", "replace")
 
 
 def _split_leniently(data: bytes) -> list[dict[str, object]]:

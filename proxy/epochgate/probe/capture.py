@@ -171,7 +171,8 @@ class _Replay:
             return self._fence(session, _decision(place, shown, policy, unproven(reason), 0), end)
         if not response.status:
             session.mark_boundary(end)
-        if not _streams(response):
+        untyped = 200 <= response.status < 300 and bool(body) and not _value(response.headers, "content-type")
+        if not _streams(response) and not untyped:
             return None  # R6
         stream = found[0]
         verdict = _judge(Judge(policy, session, Cursor(*found)), policy, headers, body, end)
@@ -217,8 +218,8 @@ def _blocks(body: bytes) -> list[Block]:
 
 
 def _streams(response: _Response) -> bool:
-    kind = _value(response.headers, "content-type") or ""
-    return response.status == 200 and kind.partition(";")[0].strip().lower() == "text/event-stream"
+    kinds = [field.value.lower() for field in response.headers if field.name.lower() == "content-type"]
+    return 200 <= response.status < 300 and any("text/event-stream" in kind for kind in kinds)
 
 
 def _body(content: _Content) -> bytes:

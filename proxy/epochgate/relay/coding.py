@@ -85,3 +85,18 @@ def decoded(body: bytes, content_encoding: bytes | None) -> bytes:
     decoder = decoder_of(content_encoding)
     plain = body if decoder is None else decoder.decode(body)
     return body if plain is None else plain
+
+
+def decoded_within(most: int, body: bytes, content_encoding: bytes | None) -> bytes | None:
+    """A whole body in plain bytes; None where it cannot be read, or is longer than that in them."""
+    decoder = decoder_of(content_encoding)
+    if decoder is None:
+        return body
+    pieces: list[bytes] = []
+    size = 0
+    for at in range(0, len(body), _SLICE):
+        piece = decoder.decode(body[at : at + _SLICE])
+        if piece is None or (size := size + len(piece)) > most:
+            return None
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -23,6 +23,7 @@ from epochgate.relay.upstream import Upstream
 
 if TYPE_CHECKING:
     from epochgate.relay.elsewhere import Elsewhere
+    from epochgate.relay.farewell import Farewell
 
 _REMEMBERED_TARGETS = 1024
 _LONGEST_REMEMBERED = 256  # bytes; a client may send targets of 64 KiB
@@ -80,6 +81,7 @@ class Context:
     retry_after: int | None = None  # s: the time for new requests is over, they are told to come back then
     elsewhere: Elsewhere | None = None  # the other processes, where the store is shared
     streams: set[EventStream] = field(default_factory=set)  # event streams that flow to a client, guarded or not
+    farewells: dict[Farewell, None] = field(default_factory=dict)  # DELETEs whose client has gone, by age
 
     def __post_init__(self) -> None:
         self.backlog = Backlog(self.loop)

@@ -18,6 +18,7 @@ from epochgate.ledger.messages import Offer
 from epochgate.relay.answers import Answers
 from epochgate.relay.context import Context
 from epochgate.relay.downstream import Outcome
+from epochgate.relay.farewell import Farewell
 from epochgate.relay.flow import Answered, Flow
 from epochgate.relay.forward import Choose, Forwarder
 from epochgate.relay.handshake import Grant, Handshake
@@ -178,8 +179,9 @@ class Exchange:
         if enforced and is_post and (session is None or session.fence is not None):
             await self.forwarder.read_ahead()
             call = self.forwarder.call()
-            if call is not None and call.initialize:
-                await self.forwarder.send(self._choose_unnamed, without(request.end_to_end(), SESSION_ID))
+            if (call is not None and call.initialize) or (session is None and self.forwarder.may_be_handshake()):
+                fields = without(request.end_to_end(), SESSION_ID, LAST_EVENT_ID)
+                await self.forwarder.send(self._choose_unnamed, fields)
                 return
         if session is not None:
             session.note_gap(now, policy.session_ttl)
@@ -193,7 +195,16 @@ class Exchange:
             if enforced and request.method == b"GET":
                 await self.make_room(policy, session)
             self.forwarder.copying = is_post
+            if request.method == b"DELETE":
+                self.forwarder.leave = lambda connection: self._hear_out(policy, session, connection)
             await self._conclude(await self.forwarder.send(self.choose_known))
+
+    def _hear_out(self, policy: Policy, session: Session, connection: UpstreamConnection) -> None:
+        """The client of a DELETE has gone, but the session may end by it (L6)."""
+        if self.request.body.complete:
+            Farewell(self.context, policy, session, connection)
+        else:
+            connection.abort()
 
     def _is_session_era(self) -> bool:
         """S1. A field that is empty names no version; of several versions nobody knows which one the server takes."""

@@ -8,12 +8,24 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from epochgate.errors import UpstreamError
-from epochgate.guard.mcp import Call, method_of, read_call
+from epochgate.guard.mcp import Call, may_initialize, method_of, read_call
+from epochgate.relay.coding import decoded_within
 from epochgate.relay.context import Context
 from epochgate.relay.copies import FREE, Copy
 from epochgate.relay.downstream import Downstream, Outcome, Tell, telling
 from epochgate.relay.flow import LIVE_DATA
-from epochgate.relay.headers import LAST_CHUNK, VIA, Field, Framing, Head, chunk, head, prefixed
+from epochgate.relay.headers import (
+    LAST_CHUNK,
+    VIA,
+    Field,
+    Framing,
+    Head,
+    chunk,
+    has_plain_charset,
+    head,
+    prefixed,
+    values_of,
+)
 from epochgate.relay.known import form_of
 from epochgate.relay.reply import Reply
 from epochgate.relay.request import Request
@@ -26,17 +38,21 @@ if TYPE_CHECKING:
     from epochgate.relay.tracing import RequestSpan  # an extra
 
 Choose = Callable[[UpstreamConnection, Head], "Receiver | None"]
+Leave = Callable[[UpstreamConnection], None]
 
 
 class Opening:
     """Waits for the head of the answer, and lets `choose` say who hears the rest."""
 
-    __slots__ = ("_choose", "_connection", "_downstream")
+    __slots__ = ("_choose", "_connection", "_downstream", "_leave")
 
-    def __init__(self, connection: UpstreamConnection, downstream: Downstream, choose: Choose) -> None:
+    def __init__(
+        self, connection: UpstreamConnection, downstream: Downstream, choose: Choose, leave: Leave | None
+    ) -> None:
         self._connection = connection
         self._downstream = downstream
         self._choose = choose
+        self._leave = leave
 
     def received_interim(self, head: bytes) -> None:
         """A 1xx answer is passed on."""
@@ -64,8 +80,11 @@ class Opening:
         self._downstream.finish(error)
 
     def client_gone(self) -> None:
-        """A request that has no answer yet cannot be resumed (H1)."""
-        self._connection.abort()
+        """A request that has no answer yet cannot be resumed (H1), though there may be something to hear in it."""
+        if self._leave is None:
+            self._connection.abort()
+        else:
+            self._leave(self._connection)
         self._downstream.finish(Outcome.DONE)
 
     def client_paused(self) -> None:
@@ -84,6 +103,7 @@ class Forwarder:
         self.reply = reply
         self.downstream: Downstream  # the client, for whoever hears the answer
         self.copying = False  # whether what the body says matters
+        self.leave: Leave | None = None  # takes the connection where the client goes before the answer; None: given up
         self._context = context
         self._request = request
         self._client = request.connection
@@ -115,11 +135,33 @@ class Forwarder:
     def may_initialize(self) -> bool:
         """Whether the body may hold an `initialize`, however it came and is written: a quick look."""
         body = self._sent[0] if len(self._sent) == 1 else b"".join(self._sent)
-        return b"initialize" in body or b"\\u" in body
+        if b"initialize" in body or b"\\u" in body:
+            return True
+        return b"\0" in body or b"content-encoding" in self._request.first
 
     def call(self) -> Call | None:
         """What the POST asks for, None where its body was too large to be read."""
-        return read_call(b"".join(self._sent)) if self._sent_size <= LIVE_DATA else None
+        if self._sent_size > LIVE_DATA:
+            return None
+        body = b"".join(self._sent)
+        if b"content-encoding" in self._request.first:
+            plain = self._plain(body)
+            body = body if plain is None else plain
+        return read_call(body)
+
+    def may_be_handshake(self) -> bool:
+        """Whether a server may take the body for an `initialize`; all of it was read ahead, or nobody knows (L2)."""
+        if not self._request.body.complete or not 0 < self._sent_size <= HANDSHAKE_BODY:
+            return False
+        body = b"".join(self._sent)
+        plain = self._plain(body)
+        if plain is None or not has_plain_charset(self._request.fields) or may_initialize(plain):
+            return True
+        return plain is not body and read_call(body).initialize  # some servers know no content codings
+
+    def _plain(self, body: bytes) -> bytes | None:
+        """A copied body without its content coding, None where this is not known, or more than a handshake came out."""
+        return decoded_within(HANDSHAKE_BODY, body, b", ".join(values_of(self._request.fields, b"content-encoding")))
 
     async def send(self, choose: Choose, fields: list[Field] | None = None) -> Outcome:
         """Send the request, and wait until its answer is dealt with. Raises UpstreamError where there is none.
@@ -147,7 +189,7 @@ class Forwarder:
         """Send what is here of the request on this connection; `tell` hears how it ended."""
         request = self._request
         self.downstream = Downstream(self._client, self.reply, tell)
-        opening = Opening(connection, self.downstream, choose)
+        opening = Opening(connection, self.downstream, choose, self.leave)
         self._client.watcher = opening
         connection.begin(opening, request.method)
         body = request.body

@@ -14,7 +14,7 @@ from epochgate.guard.verdict import Reason
 from epochgate.relay.context import Context
 from epochgate.relay.copies import Copies
 from epochgate.relay.downstream import Downstream
-from epochgate.relay.headers import Head, is_event_stream, is_json
+from epochgate.relay.headers import Head, is_json
 from epochgate.relay.passage import BodyTap, HandshakeTap, Passage, Tap
 from epochgate.relay.upstream import UpstreamConnection
 
@@ -113,7 +113,6 @@ def _tap(
         if holds_initialize_result(body):
             open_session(body)
 
-    content_type = head.get(b"content-type")
-    if is_event_stream(content_type):
+    if head.is_stream:
         return HandshakeTap(policy, head, owes, open_session)
-    return BodyTap(head.get(b"content-encoding"), read, copies) if is_json(content_type) else None
+    return BodyTap(head.get(b"content-encoding"), read, copies) if is_json(head.get(b"content-type")) else None

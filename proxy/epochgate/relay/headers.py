@@ -67,10 +67,21 @@ class Head:
 
     @property
     def is_stream(self) -> bool:
-        """Whether an event stream follows (R6)."""
+        """Whether it is said that an event stream follows (R6)."""
         if self._is_stream is None:
-            self._is_stream = is_event_stream(self.get(b"content-type"))
+            self._is_stream = is_event_stream(self.fields)
         return self._is_stream
+
+    @property
+    def may_be_stream(self) -> bool:
+        """Whether a client that asked for a stream may read one: also a body of which nothing says what it is."""
+        if not 200 <= self.status < 300 or self.framing is Framing.NONE:
+            return False
+        return self.is_stream or not (
+            self.get(b"content-type")
+            or self.status == 205
+            or (self.framing is Framing.SIZED and not int(self.first[b"content-length"]))
+        )
 
     def again(self, *, fields: list[Field], first: dict[bytes, bytes], lines: bytes) -> Head:
         """The head of another answer, which has the same status, reason and framing."""
@@ -169,11 +180,33 @@ def is_unclear(text: bytes) -> bool:
     return _CONTROL(text) is not None
 
 
-def is_event_stream(content_type: bytes | None) -> bool:
-    """Whether a `Content-Type` is `text/event-stream`, in any case and with any parameters (R6)."""
-    return content_type is not None and content_type.partition(b";")[0].strip(b" \t").lower() == b"text/event-stream"
+def is_event_stream(fields: Iterable[Field]) -> bool:
+    """Whether `text/event-stream` stands, in any case, in any of the `Content-Type` fields: so do clients look.
+
+    Some join several of them, some only look for what they hope to find.
+    """
+    for name, value in fields:
+        if len(name) == 12 and name.lower() == b"content-type" and b"text/event-stream" in value.lower():
+            return True
+    return False
 
 
 def is_json(content_type: bytes | None) -> bool:
     """Whether a `Content-Type` is `application/json`."""
     return content_type is not None and content_type.partition(b";")[0].strip(b" \t").lower() == b"application/json"
+
+
+_CHARSET = re.compile(rb"charset\s*=\s*\"?([^\";,\s]*)", re.IGNORECASE).findall
+# JSON in one of these looks like what it is: in ASCII, or by its NUL bytes.
+_PLAIN_CHARSETS = frozenset(
+    {
+        b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"utf-16", b"utf-16le", b"utf-16be", b"utf-32",
+        b"utf-32le", b"utf-32be",
+    }
+)  # fmt: skip
+
+
+def has_plain_charset(fields: Iterable[Field]) -> bool:
+    """Whether what the `Content-Type` says of the letters of a JSON body is nothing that only some servers can read."""
+    charsets = _CHARSET(b";".join(values_of(fields, b"content-type")))
+    return _PLAIN_CHARSETS.issuperset(charset.lower() for charset in charsets)

@@ -177,7 +177,7 @@ class Resumption:
 
         def choose(connection: UpstreamConnection, head: Head) -> Receiver | None:
             exchange.note_answer(policy, session, head)
-            if head.status == 200 and head.is_stream:
+            if head.may_be_stream:
                 judge.tokens = tokens_of(policy.sources, head.fields)
                 judge.outage_at = self._context.upstream.outage_at
                 former = self._context.holds.get(judge.stream)
