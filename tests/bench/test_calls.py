@@ -70,6 +70,18 @@ async def test_function_calls_of_an_event(wire: Wire, gate: Gate, size: int, *, 
     gate(f"calls per event of {size} B, {'token' if token else 'no token'}", calls.total() / UNITS)
 
 
+@pytest.mark.parametrize("size", [100, 1024, 16384])
+async def test_function_calls_of_an_event_among_others(wire: Wire, gate: Gate, size: int) -> None:
+    """In one read, whose first and last events are not whole."""
+    upstream = await wire.open_stream()
+    stream = b"".join(event(number, size, token=True) for number in range(1, 10 + UNITS))
+    await wire.answer(upstream, stream[: size + size // 2])
+    with counted_calls() as calls:
+        await wire.answer(upstream, stream[size + size // 2 : -size // 2])
+    tell("event among others", calls)
+    gate(f"calls per event of {size} B among others", calls.total() / (UNITS + 7))
+
+
 def tell(what: str, calls: Counter[str]) -> None:
     """For `pytest -rP`: where the calls of one unit go."""
     print(f"{calls.total() / UNITS:.1f} calls per {what}")

@@ -113,6 +113,7 @@ class Wire:
         """The upstream's answer, read by read."""
         for read in reads:
             connection.data_received(read)
+            self.context.backlog.settle()
             await self.settle()
 
     async def settle(self) -> None:

@@ -25,17 +25,17 @@ class Reader(Protocol):
 class Backlog:
     """The reads of all streams that wait, in order."""
 
-    __slots__ = ("_loop", "_size", "_timed", "_waiting")
+    __slots__ = ("_loop", "_size", "_timed", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[tuple[Reader, bytes, float]] = []
+        self.waiting: list[tuple[Reader, bytes, float]] = []
         self._size = 0
         self._timed = False
 
     def add(self, reader: Reader, data: bytes, now: float) -> None:
         """Have it read soon."""
-        self._waiting.append((reader, data, now))
+        self.waiting.append((reader, data, now))
         self._size += len(data)
         if self._size > MOST:
             self.settle()
@@ -49,9 +49,9 @@ class Backlog:
 
     def settle(self) -> None:
         """Read all that waits."""
-        if not self._waiting:
+        if not self.waiting:
             return
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         self._size = 0
         for reader, data, now in waiting:
             try:

@@ -254,10 +254,7 @@ class ClientConnection(asyncio.Protocol):
         request.fields = with_length(known.fields, known.at, digits)
         request.first = known.first | {b"content-length": digits}
         request.known = known
-        request.body = Body(self, Framing.SIZED, len(body))
-        if body:
-            request.body.feed(body)
-        request.body.finish()
+        request.body = Body.whole(self, body)
         return request
 
     # -- for those who work on a request

@@ -50,13 +50,17 @@ class Exchange:
         self.client = request.connection
         self.reply = reply
         self.forwarder = Forwarder(context, request, reply, self._span)
-        self.answers = Answers(context, request, reply)
         self.lost = False  # the upstream says that the session is lost
         self.offers: list[Offer] = []  # of the stream that is resumed, by the process that holds it
         self._policy: Policy | None = None
         self._session_id: bytes | None = None
         self._session: Session | None = None
         self._began = time.perf_counter()
+
+    @property
+    def answers(self) -> Answers:
+        """The proxy's own answers to it."""
+        return Answers(self.context, self.request, self.reply)
 
     def begin(self) -> bool:
         """Send the request on, where nothing has to be waited for; False: nothing was sent, and `run` is to do it.
@@ -326,7 +330,8 @@ class Exchange:
 
         Any other answer says nothing of it: a gateway may have given it, to a stranger.
         """
-        self.context.backlog.settle()
+        if self.context.backlog.waiting:
+            self.context.backlog.settle()
         if not 200 <= head.status < 300:
             return
         now = time.time()
@@ -364,6 +369,7 @@ class Exchange:
 
 def work_on(context: Context, request: Request) -> Coroutine[None, None, None] | None:
     """Work on a request. What is returned is to be awaited; None: it goes on by itself, and tells the connection."""
-    context.backlog.settle()
+    if context.backlog.waiting:
+        context.backlog.settle()
     exchange = Exchange(context, request)
     return None if exchange.begin() else exchange.run()

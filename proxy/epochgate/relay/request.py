@@ -27,6 +27,16 @@ class Body:
         self.size = 0  # bytes waiting to be taken
         self.complete = framing is Framing.NONE
 
+    @classmethod
+    def whole(cls, connection: ClientConnection, data: bytes) -> Body:
+        """A sized body that is here already."""
+        body = cls(connection, Framing.SIZED, len(data))
+        if data:
+            body._pieces.append(data)
+            body.size = len(data)
+        body.complete = True
+        return body
+
     def take(self) -> bytes:
         """What has come since the last time."""
         if not self._pieces:
