@@ -26,6 +26,8 @@ digest_of = xxhash.xxh3_128_digest
 
 MARK = b"\xef\xbb\xbf"
 _LF, _CR, _SPACE = b"\n\r "
+_ENDS_OF_BLANK = (b"\n", b"\r\n")
+_FEW_LINES = 8
 _ENDS = (b"\n\n", b"\n\r\n")  # of a last line, and the blank one after it
 # The longest id or event name that counts, in bytes: request heads end here (T2), so no cursor can be longer.
 _FIELD_LIMIT = 64 * 1024
@@ -67,11 +69,15 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
 
 def end_of_block(data: bytes) -> int:
-    """Where the unfinished block ends that `data` goes on with, as its first line ends; 0 where that is not here."""
-    line = data.find(b"\n")
-    blank = b"\r\n\r\n" if line > 0 and data[line - 1] == _CR else b"\n\n"
-    at = data.find(blank)
-    return 0 if at < 0 else at + len(blank)
+    """Where the unfinished block ends that `data` goes on with; 0 where that is not here, or far."""
+    at = 0
+    for _ in range(_FEW_LINES):  # line by line: to look for two bytes in a long one takes several times as long
+        at = data.find(b"\n", at) + 1
+        if not at:
+            break
+        if data.startswith(_ENDS_OF_BLANK, at):
+            return at + 1 + (data[at] == _CR)
+    return 0
 
 
 class _Line(Enum):
