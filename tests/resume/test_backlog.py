@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochgate.relay.backlog import LONGEST, MOST, WAIT, Backlog
+from epochgate.relay.backlog import MOST, SHORT, WAIT, Backlog
 from epochgate.relay.hold import DELIVERED_TAIL, TRIM_EVERY, Tail
 from resume.story import began, notes, part
 
@@ -18,10 +18,13 @@ class Reader:
     def __init__(self) -> None:
         self.read_ = []
 
-    def read(self, data: bytes, now: float) -> None:
+    def read(self, data: bytes, now: float, *, final: bool) -> bytes:
+        """What comes after a `|` is the start of something."""
         if data == b"fault":
             raise ValueError("a fault of ours")
-        self.read_.append((data, now))
+        whole, _, rest = (data, b"", b"") if final else data.partition(b"|")
+        self.read_.append((whole, now))
+        return rest
 
 
 @pytest.mark.filterwarnings("default")
@@ -35,18 +38,27 @@ async def test_reads_wait_in_order_and_a_fault_of_one_stops_no_other() -> None:
     backlog.add(reader, b"2", 2.0)
     assert reader.read_ == []
     backlog.settle()
-    assert reader.read_ == [(b"1", 1.0), (b"2", 2.0)]
+    assert reader.read_ == [(b"12", 1.0)]
     assert [str(error) for error in told] == ["a fault of ours"]
 
 
+async def test_a_long_read_does_not_wait_but_what_is_cut_at_its_end_does() -> None:
+    backlog, reader, long = Backlog(asyncio.get_running_loop()), Reader(), b"x" * SHORT
+    backlog.add(reader, b"1", 1.0)
+    backlog.add(reader, long + b"|2", 2.0)
+    backlog.add(reader, b"3", 3.0)
+    assert reader.read_ == [(b"1" + long, 1.0)]
+    backlog.settle()
+    assert reader.read_ == [(b"1" + long, 1.0), (b"23", 1.0)]
+
+
 async def test_they_wait_for_some_milliseconds_only_and_are_bounded() -> None:
-    loop = asyncio.get_running_loop()
-    backlog, reader = Backlog(loop), Reader()
-    for _ in range(MOST // LONGEST):
-        backlog.add(reader, b"x" * LONGEST, 1.0)
+    backlog, reader = Backlog(asyncio.get_running_loop()), Reader()
+    for _ in range(MOST // SHORT):
+        backlog.add(reader, b"x" * SHORT, 1.0)
     assert reader.read_ == []
     backlog.add(reader, b"x", 1.0)
-    assert len(reader.read_) == MOST // LONGEST + 1
+    assert [len(data) for data, _ in reader.read_] == [MOST + 1]
     backlog.add(reader, b"late", 2.0)
     async with asyncio.timeout(WAIT * 200):
         while reader.read_[-1][0] != b"late":

@@ -1,8 +1,9 @@
 """What has been passed on and is still to be read and recorded (docs/adr/0012-passed-on-first.md).
 
 A live stream is never stopped for what it says (R12): its bytes go on at once. To read each event between two system
-calls costs three times what it costs to read fifty in a row, so short reads wait for each other for some milliseconds.
-Whoever looks at a session, a stream or what is kept of it has to `settle` first.
+calls costs three times what it costs to read fifty in a row, so short reads wait for each other for some milliseconds;
+and an event that is cut at the end of a read waits for its rest. Whoever looks at a session, a stream or what is kept
+of it has to `settle` first.
 """
 
 from __future__ import annotations
@@ -11,35 +12,46 @@ import asyncio
 from typing import Protocol
 
 WAIT = 0.005  # s
-LONGEST = 16 * 1024  # bytes of a read that may wait
+SHORT = 16 * 1024  # bytes; a longer read does not wait for others
+LONGEST_REST = 64 * 1024  # bytes of an event that wait for the rest of it
 MOST = 256 * 1024  # bytes that wait in all
 
 
 class Reader(Protocol):
     """A live stream."""
 
-    def read(self, data: bytes, now: float) -> None:
-        """Read and record what was passed on at the time `now` (s)."""
+    def read(self, data: bytes, now: float, *, final: bool) -> bytes:
+        """Read and record what was passed on from the time `now` (s) on.
+
+        What is returned is the start of an event of which more is to come, to be given again with the rest of it.
+        `final`: all of it is to be read.
+        """
 
 
 class Backlog:
-    """The reads of all streams that wait, in order."""
+    """What waits of each stream, since when."""
 
     __slots__ = ("_loop", "_size", "_timed", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.waiting: list[tuple[Reader, bytes, float]] = []
+        self.waiting: dict[Reader, tuple[float, list[bytes]]] = {}
         self._size = 0
         self._timed = False
 
     def add(self, reader: Reader, data: bytes, now: float) -> None:
         """Have it read soon."""
-        self.waiting.append((reader, data, now))
+        waiting = self.waiting.get(reader)
+        if waiting is None:
+            self.waiting[reader] = now, [data]
+        else:
+            waiting[1].append(data)
         self._size += len(data)
+        if len(data) > SHORT:
+            self._read(reader, final=False)
         if self._size > MOST:
             self.settle()
-        elif not self._timed:
+        elif not self._timed and self.waiting:
             self._timed = True
             self._loop.call_later(WAIT, self._time_out)
 
@@ -49,12 +61,18 @@ class Backlog:
 
     def settle(self) -> None:
         """Read all that waits."""
-        if not self.waiting:
-            return
-        waiting, self.waiting = self.waiting, []
-        self._size = 0
-        for reader, data, now in waiting:
-            try:
-                reader.read(data, now)
-            except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the other streams go on
-                self._loop.call_exception_handler({"message": "a stream could not be read", "exception": error})
+        while self.waiting:
+            self._read(next(iter(self.waiting)), final=True)
+
+    def _read(self, reader: Reader, *, final: bool) -> None:
+        now, pieces = self.waiting.pop(reader)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._size -= len(data)
+        try:
+            rest = reader.read(data, now, final=final)
+        except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the other streams go on
+            self._loop.call_exception_handler({"message": "a stream could not be read", "exception": error})
+        else:
+            if rest:
+                self.waiting[reader] = now, [rest]
+                self._size += len(rest)

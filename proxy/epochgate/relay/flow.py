@@ -23,7 +23,7 @@ from epochgate.guard.refusal import may_tell_in_band, told_events
 from epochgate.guard.sse import MARK, Block, Framer, Kind, end_of_block
 from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
-from epochgate.relay.backlog import LONGEST
+from epochgate.relay.backlog import LONGEST_REST
 from epochgate.relay.coding import Decoder, decoder_of
 from epochgate.relay.copies import FREE, Copy
 from epochgate.relay.downstream import Downstream, Outcome, Response
@@ -173,7 +173,7 @@ class Flow:
         if self._heartbeat is not None:
             self._heartbeat.heard()
         downstream = self.downstream
-        if downstream is not None and len(data) <= LONGEST and self._is_plain():
+        if downstream is not None and self._is_plain() and self._framer.kept <= FREE and self._copy is None:
             downstream.reply.write(data)
             self.context.backlog.add(self, data, now)
             return
@@ -189,8 +189,8 @@ class Flow:
         if self._ending:
             self.end_at_boundary()
 
-    def read(self, data: bytes, now: float) -> None:
-        """Record what was passed on at the time `now` (s)."""
+    def read(self, data: bytes, now: float, *, final: bool) -> bytes:
+        """See `Reader`."""
         framer = self._framer
         if self.downstream is not None and self._is_plain():
             begins = framer.at_start_of_block
@@ -200,9 +200,10 @@ class Flow:
                 begins = framer.at_start_of_block
             if begins and (stops := record_ordinary(self._watch, framer, data, now)):
                 data = self._keep_ordinary(data, stops)
-                if not data:
-                    return
+                if not data or (not final and len(data) <= LONGEST_REST):
+                    return data
         self._read_blocks(data, now)
+        return b""
 
     def _keep_ordinary(self, data: bytes, stops: list[int]) -> bytes:
         """Keep the blocks that `data` begins with, which were recorded; what comes after them."""
@@ -382,7 +383,7 @@ class Flow:
         if downstream is not None:
             as_it_is = self._at_start or self._begun or self._framer.unfinished != 0
             downstream.reply.write(data if as_it_is else data.removeprefix(MARK))  # a comment went out before it
-        self.read(data, now)
+        self.read(data, now, final=True)
 
     def _read_blocks(self, data: bytes, now: float) -> None:
         stream = self.stream
