@@ -46,14 +46,23 @@ class Backlog:
             self.waiting[reader] = now, [data]
         else:
             waiting[1].append(data)
-        self._size += len(data)
-        if len(data) > SHORT:
-            self._read(reader, final=False)
+        size = len(data)
+        self._size += size
+        if size > SHORT:
+            self._read_long(reader)
         if self._size > MOST:
             self.settle()
-        elif not self._timed and self.waiting:
+        elif not self._timed:
             self._timed = True
             self._loop.call_later(WAIT, self._time_out)
+
+    def _read_long(self, reader: Reader) -> None:
+        now, pieces = self.waiting.pop(reader)
+        self._size -= sum(map(len, pieces))
+        rest = self._read(reader, now, pieces, final=False)
+        if rest:
+            self.waiting[reader] = now, [rest]
+            self._size += len(rest)
 
     def _time_out(self) -> None:
         self._timed = False
@@ -61,18 +70,14 @@ class Backlog:
 
     def settle(self) -> None:
         """Read all that waits."""
-        while self.waiting:
-            self._read(next(iter(self.waiting)), final=True)
+        waiting, self.waiting = self.waiting, {}
+        self._size = 0
+        for reader, (now, pieces) in waiting.items():
+            self._read(reader, now, pieces, final=True)
 
-    def _read(self, reader: Reader, *, final: bool) -> None:
-        now, pieces = self.waiting.pop(reader)
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._size -= len(data)
+    def _read(self, reader: Reader, now: float, pieces: list[bytes], *, final: bool) -> bytes:
         try:
-            rest = reader.read(data, now, final=final)
+            return reader.read(pieces[0] if len(pieces) == 1 else b"".join(pieces), now, final=final)
         except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the other streams go on
             self._loop.call_exception_handler({"message": "a stream could not be read", "exception": error})
-        else:
-            if rest:
-                self.waiting[reader] = now, [rest]
-                self._size += len(rest)
+            return b""

@@ -173,7 +173,7 @@ class Flow:
         if self._heartbeat is not None:
             self._heartbeat.heard()
         downstream = self.downstream
-        if downstream is not None and self._is_plain() and self._framer.kept <= FREE and self._copy is None:
+        if downstream is not None and self._is_plain() and self._copy is None:
             downstream.reply.write(data)
             self.context.backlog.add(self, data, now)
             return
@@ -203,6 +203,8 @@ class Flow:
                 if not data or (not final and len(data) <= LONGEST_REST):
                     return data
         self._read_blocks(data, now)
+        if framer.kept > FREE:
+            self._count_copy()
         return b""
 
     def _keep_ordinary(self, data: bytes, stops: list[int]) -> bytes:
