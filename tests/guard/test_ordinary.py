@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from epochgate.guard.ordinary import record_ordinary
 from epochgate.guard.record import Limits, Origin, Session
-from epochgate.guard.sse import Framer, end_of_block
+from epochgate.guard.sse import Framer, end_of_block, only_block
 from epochgate.guard.watch import Watch
 from guard.scene import HEADER, META, note, policy, result
 
@@ -148,6 +148,20 @@ def test_l3_one_odd_block_among_ordinary_ones(odd: bytes, cut: int) -> None:
         recorder.read(stream[cut:], 1.0)
     assert quick.state() == slow.state()
     assert quick.taken >= 2 or b"\\" in odd
+
+
+@given(blocks(), st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf", b"data: x\n\n", b"\n", b"\r"]), st.booleans())
+def test_a_stream_of_one_block_is_read_as_a_framer_reads_it(block: bytes, other: bytes, first: bool) -> None:
+    """L3: or left to one."""
+    stream = other + block if first else block + other
+    found = only_block(stream, 4500)
+    told = Framer(keep_data=4500).feed(stream)
+    assert found is None or [found] == told
+
+
+def test_the_usual_answers_need_no_framer() -> None:
+    for stream in (plain(1), plain(1).replace(b"\n", b"\r\n"), b"event: message\n" + plain(2), b"data: x\n\n"):
+        assert [only_block(stream, 4500)] == Framer().feed(stream)
 
 
 def test_ordinary_events_are_taken_wherever_a_read_is_cut() -> None:

@@ -80,6 +80,32 @@ def end_of_block(data: bytes) -> int:
     return 0
 
 
+def _split_ordinary(data: bytes) -> tuple[bytes | None, bytes | None, int, int] | None:
+    """The id, the name and the place of the data of the one ordinary block that `data` is; None where it is not."""
+    head = ORDINARY_HEAD(data)
+    if head is None:
+        return None
+    begin = head.end()
+    end = data.find(b"\n", begin)
+    if not 2 <= len(data) - end <= 3 or data[end:] not in _ENDS or data.find(b"\r", begin, end - 1) >= 0:
+        return None
+    if end > begin and data[end - 1] == _CR:
+        end -= 1
+    return head[1], head[2], begin, end
+
+
+def only_block(stream: bytes, keep_data: int) -> Block | None:
+    """The message that a whole stream is, where this is one ordinary block: what a `Framer` would tell, without one."""
+    found = _split_ordinary(stream)
+    if found is None:
+        return None
+    id_field, name, begin, end = found
+    data = stream[begin:end]
+    if not 0 < len(data) <= keep_data:
+        return None
+    return Block(None, id_field or None, id_field is not None, data, digest_of(data), _MESSAGE, name or None)
+
+
 class _Line(Enum):
     """What becomes of the rest of a line that has begun."""
 
@@ -223,18 +249,12 @@ class Framer:
 
     def _read_ordinary(self, data: bytes) -> Block | None:
         """The block that `data` is, where it is an ordinary one as a whole and no more: the usual read of a stream."""
-        head = ORDINARY_HEAD(data)
-        if head is None:
+        found = _split_ordinary(data)
+        if found is None:
             return None
-        begin, size = head.end(), len(data)
-        end = data.find(b"\n", begin)
-        if not 2 <= size - end <= 3 or data[end:] not in _ENDS or data.find(b"\r", begin, end - 1) >= 0:
-            return None
-        if end > begin and data[end - 1] == _CR:
-            end -= 1
+        id_field, name, begin, end = found
         self._mark = len(MARK)
-        id_field, name = head.groups()
-        raw = data if size <= self.keep_raw else None
+        raw = data if len(data) <= self.keep_raw else None
         if not begin < end <= begin + self.keep_data:
             return self._block(raw, id_field, name, data[begin:end], None)
         if id_field is not None:

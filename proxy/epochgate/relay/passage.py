@@ -11,7 +11,7 @@ from epochgate.errors import UpstreamError
 from epochgate.guard.mcp import Headers, RpcId, holds_initialize_result
 from epochgate.guard.policy import Policy
 from epochgate.guard.record import Origin, Session, Stream
-from epochgate.guard.sse import Block, Framer
+from epochgate.guard.sse import Block, Framer, only_block
 from epochgate.guard.watch import Watch
 from epochgate.relay.coding import decoded, decoder_of
 from epochgate.relay.context import Context
@@ -252,7 +252,8 @@ class StreamTap:
     def data(self, data: bytes) -> None:
         """See `Tap`."""
         now = time.time()
-        blocks = Framer(keep_data=LIVE_DATA).feed(data)
+        block = only_block(data, LIVE_DATA)
+        blocks = Framer(keep_data=LIVE_DATA).feed(data) if block is None else [block]
         self._context.telemetry.events += len(blocks)
         if True in [self._watch.see(block, now) for block in blocks]:
             self._context.live_change(self._policy, self._session)
