@@ -93,6 +93,12 @@ class Store(Protocol):
         Raises ValueError where what is there is no session.
         """
 
+    async def outage_at(self) -> float:
+        """When the upstream had its last outage of which the store was told (s since 1970), -inf: none."""
+
+    async def keep_outage(self, at: float) -> None:
+        """Keep it, unless a later one is there, for longer than any record; other processes hear of it."""
+
     async def tidy(self) -> None:
         """Remove what is past its time; called once a minute or so."""
 

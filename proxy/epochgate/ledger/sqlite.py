@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from epochgate.errors import ConfigurationError, StoreError
 from epochgate.ledger.base import Written
-from epochgate.ledger.state import Change, Kept, KeptStream
+from epochgate.ledger.state import NEVER, Change, Kept, KeptStream
 
 PAGES_FREED = 2000  # pages given back to the file system at once
 REMOVED_AT_ONCE = 500  # sessions; a longer step would keep writes waiting
@@ -59,6 +59,14 @@ class SqliteStore:
     async def read(self, session_id: bytes, life: str, head_rev: int, revs: dict[int, int]) -> Kept | None:  # noqa: ARG002
         """See `Store`. Nobody else writes: what is read is read whole."""
         return await self._call(self._reads, lambda: self._read(session_id))
+
+    async def outage_at(self) -> float:
+        """See `Store`."""
+        return await self._call(self._writes, self._outage_at)
+
+    async def keep_outage(self, at: float) -> None:
+        """See `Store`. There is no other process."""
+        await self._call(self._writes, lambda: self._keep_outage(at))
 
     async def tidy(self) -> None:
         """See `Store`."""
@@ -138,6 +146,17 @@ class SqliteStore:
         writer.executemany(
             "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("run", self._run), ("torn_until", self._torn_until)]
         )
+
+    def _outage_at(self) -> float:
+        found = self._opened().execute("SELECT value FROM meta WHERE name = 'outage_at'").fetchone()
+        if found is None:
+            return NEVER
+        (at,) = found
+        return at if isinstance(at, float) else time.time()  # garbage: it may have been one just now
+
+    def _keep_outage(self, at: float) -> None:
+        with _transaction(self._opened()):
+            self._opened().execute("INSERT OR REPLACE INTO meta VALUES ('outage_at', ?)", (at,))
 
     def _write(self, changes: Sequence[Change], removed: Sequence[bytes]) -> list[Written]:
         writer = self._opened()
