@@ -253,3 +253,32 @@ async def test_an_outage_counts_after_a_restart_of_the_proxy(tmp_path, http, end
         status, _ = await Client(http, later.url, client.headers).resume("3")
         assert await verdicts(http, later) == [("unproven", "boundary") if outage else ("proven", "overlap")]
         assert status == (404 if outage else 200)
+
+
+@pytest.mark.parametrize("fence", ["delete", "divergent resume", "operator"])
+async def test_a_fence_that_was_told_outlives_a_kill(tmp_path, http, fence):
+    """F2, L6: with a file as the store, however soon the kill comes after it was told."""
+    scripted = Server()
+    store = {"url": f"sqlite://{tmp_path}/ledger.db"}
+    policies = [{"name": "mcp", "resume": {"hold": {"time": "0s"}}}]
+    async with scripted.listening() as upstream:
+        async with proxy(upstream, tmp_path, store=store, policies=policies) as gate:
+            client = Client(http, gate.url)
+            await client.initialize()
+            await client.call()
+            await asyncio.sleep(0.2)  # the session is in the file
+            if fence == "delete":
+                request = http.delete(client.url, headers=client.headers)
+            elif fence == "divergent resume":
+                scripted.epoch = "2"
+                request = http.get(client.url, headers={**client.headers, "Last-Event-ID": "3"})
+            else:
+                async with http.get(gate.admin + "/api/sessions") as answer:
+                    found = (await answer.json())["sessions"][0]["fingerprint"]
+                request = http.post(f"{gate.admin}/api/sessions/{found}/fence")
+            async with request as answer:
+                gate.process.kill()
+                assert answer.status in (200, 204, 404)
+        scripted.epoch = "1"
+        async with proxy(upstream, tmp_path, store=store, policies=policies) as gate:
+            assert await Client(http, gate.url, client.headers).list_tools() == 404

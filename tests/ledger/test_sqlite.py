@@ -12,7 +12,7 @@ import pytest
 from epochgate.errors import ConfigurationError, StoreError
 from epochgate.guard.record import Origin
 from epochgate.ledger.sqlite import SqliteStore
-from ledger.places import WHO, Sqlite, facts, say, story
+from ledger.places import WHO, Faulty, Sqlite, facts, say, story
 from ledger.test_contract import reopened
 
 
@@ -136,6 +136,30 @@ async def test_garbage_is_unknown_and_removed(place, damage, tmp_path):
     with sqlite3.connect(tmp_path / "ledger.db") as db:
         assert db.execute("SELECT count(*) FROM sessions").fetchone() == (0,)
     db.close()
+
+
+async def test_a_fence_is_in_the_file_before_it_is_told(place):
+    """F2, L6: what an ordinary request recorded is waited for by nobody."""
+    ledger = await place.ledger()
+    session = story(ledger)
+    assert ledger.spread(session) is None
+    session.close("deleted", time.time())
+    await ledger.spread(session)
+    with sqlite3.connect(place.path) as db:
+        assert db.execute("SELECT fenced FROM sessions").fetchall() == [(1,)]
+    db.close()
+
+
+async def test_a_slow_disk_is_waited_for_a_moment(place):
+    """T8: and so is one that does not take the fence; one that is known to fail is not waited for at all."""
+    ledger = await place.ledger(lambda store: Faulty(store, latency=2.0))
+    session = story(ledger)
+    session.close("deleted", time.time())
+    began = time.monotonic()
+    await ledger.spread(session)
+    assert 0.2 < time.monotonic() - began < 1.0
+    ledger._failed(StoreError("full"))
+    assert ledger.spread(session) is None
 
 
 async def test_missing_blocks_are_forgotten_events(place, tmp_path):

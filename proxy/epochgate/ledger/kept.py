@@ -97,9 +97,19 @@ class KeptLedger:
         self._enqueue(mirror, urgent=True)
         return session
 
-    def spread(self, session: Session) -> Awaitable[None] | None:  # noqa: ARG002
-        """See `Ledger`."""
-        return None
+    def spread(self, session: Session) -> Awaitable[None] | None:
+        """See `Ledger`. There are no other processes."""
+        return None if session.fence is None else self.settle(session)
+
+    def settle(self, session: Session) -> Awaitable[None] | None:
+        """Until what was recorded so far of a session is kept, or a moment has passed; None: nobody can keep it."""
+        mirror = session.watcher
+        return self._settle(mirror) if self.works and isinstance(mirror, Mirror) else None
+
+    async def _settle(self, mirror: Mirror) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READ_WITHIN):
+                await self.written(mirror)
 
     def sessions(self) -> list[Session]:
         """See `Ledger`."""

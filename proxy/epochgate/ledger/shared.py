@@ -98,12 +98,7 @@ class SharedLedger(KeptLedger):
 
     def spread(self, session: Session) -> Awaitable[None] | None:
         """See `Ledger`."""
-        return self._spread(mirror_of(session)) if self.works else None
-
-    async def _spread(self, mirror: Mirror) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READ_WITHIN):
-                await self.written(mirror)
+        return self.settle(session)
 
     def _is_fresh(self, session: Session) -> bool:
         return mirror_of(session).read_at >= self._hearing_since

@@ -43,6 +43,7 @@ class Resumption:
         found = self._session.locate(self._cursor) if self._cursor else None
         reason = Reason(self._session.fence or "")
         if found is None:
+            await self._context.spread(self._session)
             await self._exchange.answers.not_found(reason)
         else:
             await self._refuse(found[0], reason)
