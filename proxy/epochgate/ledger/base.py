@@ -100,6 +100,9 @@ class Store(Protocol):
     async def keep_outage(self, at: float) -> None:
         """Keep it, unless a later one is there, for longer than any record; other processes hear of it."""
 
+    async def caught_up(self) -> None:
+        """After failures: all that was recorded is kept."""
+
     async def tidy(self) -> None:
         """Remove what is past its time; called once a minute or so."""
 

@@ -56,6 +56,7 @@ class KeptLedger:
         self._store = store
         self._opened = False
         self._outage_kept = NEVER  # the one that the store has
+        self._behind = False  # something failed, and since then not all that was recorded was kept
         self._opening = 0  # counts the times that the store was opened
         self._queue: dict[Mirror, None] = {}
         self._removed: dict[bytes, None] = {}
@@ -213,6 +214,9 @@ class KeptLedger:
                     await self._keep_outage()
                 if self._queue or self._removed:
                     await self._write()
+                if self._behind and not self._has_more():
+                    await self._store.caught_up()
+                    self._behind = False
             except Exception as error:  # noqa: BLE001  # whatever it is, records are to be kept again afterwards
                 self._failed(error)
                 await asyncio.sleep(RETRY_AFTER[min(failed, len(RETRY_AFTER) - 1)])
@@ -398,6 +402,7 @@ class KeptLedger:
         if opening is not None and opening != self._opening:
             return
         self._opened = False
+        self._behind = True
         self.failures += 1
         message = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         if self.problem is None:

@@ -117,6 +117,9 @@ class ValkeyStore:
         if changed:  # whoever hears of it finds it
             _checked(await self._execute([("PUBLISH", f"{self._prefix}:changed", f"{self.who}:{OUTAGE}")]))
 
+    async def caught_up(self) -> None:
+        """See `Store`. A process that ends before has not said that it ended in an orderly way."""
+
     async def tidy(self) -> None:
         """See `Store`. Records expire by themselves; the key of the fingerprints outlives them."""
         if await self._keep_key(self._key) != self._key:
