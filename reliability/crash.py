@@ -278,7 +278,9 @@ The proxy is killed by SIGKILL at random moments under load, and started again; 
 point. It keeps its records in SQLite, or in a Valkey without persistence that is killed in between as well (the proxy
 then writes anew what is in use). Sessions are lost by the server meanwhile, also while no proxy is there. What was
 recorded in the last moment may be missing, and who stands there is told to start over; whatever was recorded a second
-before a kill has to be known again, fences included, and nobody may be accused.
+before a kill has to be known again, fences included, and nobody may be accused. (A kill at once after
+a client was told of a fence has a test of its own in `tests/ledger/test_proxy.py`, as has an outage of the server
+before the restart; a full disk has them in `tests/ledger/test_sqlite.py`.)
 """,
     run=run,
 )

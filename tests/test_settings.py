@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochgate import configuration, reference, settings, values
+from epochgate.admin.access import read_token
 from epochgate.configuration import VARIABLES, load
 from epochgate.errors import ConfigurationError
 from epochgate.guard.policy import (
@@ -23,7 +24,8 @@ from epochgate.guard.policy import (
     Proof,
     Unproven,
 )
-from epochgate.settings import Settings, iterate_keys, pending_keys
+from epochgate.relay.tls import client_context, server_context
+from epochgate.settings import Settings, Tls, UpstreamTls, iterate_keys, pending_keys
 from epochgate.values import Address, StoreUrl, UpstreamUrl
 
 ROOT = Path(__file__).parent.parent
@@ -732,6 +734,22 @@ def test_a_file_that_is_not_there(tmp_path):
         ConfigurationError, match="gone.yaml: there is no such file; check the path given with --config"
     ):
         load(tmp_path / "gone.yaml", {}, {})
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda name: load(Path(name), {}, {}),
+        read_token,
+        lambda name: server_context(Tls(cert=name, key=name)),
+        lambda name: client_context(UpstreamTls(ca=name)),
+    ],
+    ids=["configuration", "token", "certificate", "authorities"],
+)
+def test_a_file_that_is_no_regular_one(read):
+    """They are read again while the proxy serves, and a pipe would keep all waiting."""
+    with pytest.raises(ConfigurationError, match="is no regular file"):
+        read("/dev/null")
 
 
 def test_a_file_that_cannot_be_read_does_not_hide_other_problems(tmp_path):

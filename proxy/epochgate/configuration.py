@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from epochgate.errors import ConfigurationError
+from epochgate.files import check_regular
 from epochgate.settings import Section, Settings, find_section, iterate_keys
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
 
 def _read_file(path: Path, problems: list[Problem]) -> Document | None:
     try:
+        check_regular(path)
         text = path.read_bytes()
     except FileNotFoundError:
         problems.append(Problem(str(path), 0, "there is no such file; check the path given with --config"))

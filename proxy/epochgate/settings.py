@@ -272,8 +272,8 @@ class Match(Section):
 
     path: Annotated[str, AfterValidator(_check_path)] | None = Field(
         default=None,
-        description="A path, or a prefix when it ends in `*`; compared with the decoded, normalised path. "
-        "null: every path.",
+        description="A path, or a prefix when it ends in `*`; compared with the decoded, normalised path, "
+        "case included. null: every path.",
     )
 
 
@@ -315,7 +315,7 @@ class Epoch(Section):
     instance_header: HeaderName | None = Field(
         default=None,
         description="A response header whose change is a sign that the session may have ended; where the platform sets "
-        "one (a pod's name, say), it shows restarts to `overlap`.",
+        "one (a pod's name, say), it shows restarts to `overlap`. Only 2xx answers count: a gateway gives others too.",
     )
     session_ttl: PositiveDuration | None = Field(
         default=None,

@@ -115,6 +115,19 @@ class Server:
         return stream
 
 
+class Repeating(Server):
+    """Repeats what follows a cursor, as servers do whose sessions outlive them."""
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if "Last-Event-ID" not in request.headers:
+            return await super()._handle(request)
+        stream = web.StreamResponse(headers=SSE)
+        await stream.prepare(request)
+        for number in range(int(request.headers["Last-Event-ID"]) + 1, 5):
+            await stream.write(event(number, note(self.epoch)))
+        return stream
+
+
 class Proxy:
     """`epochgate serve` as a process; `said` are the lines of its log so far."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 
 import structlog.testing
@@ -80,6 +81,18 @@ async def test_a_bad_file_changes_nothing_and_is_told(gate, server, client, http
     await gate.heard("reload.done")
     async with http.get(gate.admin + "/metrics") as answer:
         assert "epochgate_config_reload_successful 1.0" in await answer.text()
+
+
+async def test_a_pipe_in_the_place_of_the_file_keeps_nobody_waiting(gate, server, client, http):
+    good = gate.file.read_text()
+    pipe = gate.file.with_name("pipe")
+    os.mkfifo(pipe)
+    pipe.replace(gate.file)
+    assert "is no regular file" in (await gate.heard("reload.failed"))["message"]
+    await play_divergent(client, server)
+    gate.file.unlink()
+    gate.file.write_text(good)
+    await gate.heard("reload.done")
 
 
 async def test_keys_that_need_a_restart_are_named(gate, http):

@@ -143,6 +143,9 @@ class Faulty:
     async def write(self, changes: Sequence[Change], removed: Sequence[bytes]) -> list[Written]:
         return await self._call(self._store.write(changes, removed))
 
+    async def keep_outage(self, at: float) -> None:
+        await self._call(self._store.keep_outage(at))
+
     async def read(self, *known) -> Kept | None:
         return await self._call(self._store.read(*known))
 

@@ -146,6 +146,32 @@ async def test_a_fence_outlives_its_process(durable):
     assert (await again.find(b"session", time.time())).fence == "epoch_changed"
 
 
+@pytest.mark.parametrize("end", ["in order", "killed"])
+async def test_an_outage_of_the_upstream_outlives_its_process(durable, end):
+    """R8: records live on, and so do the signs that void an overlap with them. The last one counts."""
+    ledger = await durable.ledger()
+    assert ledger.outage_at == float("-inf")
+    at = time.time()
+    for number in range(50):
+        ledger.tell_outage(at + number)
+    if end == "in order":
+        again = await reopened(durable, ledger)
+    else:
+        await ledger.flush()
+        await durable.kill(ledger)
+        again = await durable.ledger()
+    assert again.outage_at == at + 49
+
+
+async def test_an_outage_while_the_store_is_away_is_kept_afterwards(durable, quick):
+    """R8, T8."""
+    ledger = await durable.ledger(lambda store: Faulty(store, fail=2))
+    ledger.tell_outage(7.0)
+    await asyncio.wait_for(ledger.flush(), 5.0)
+    assert (ledger.failures, ledger.problem) == (1, None)
+    assert (await reopened(durable, ledger)).outage_at == 7.0
+
+
 async def test_work_goes_on_after_a_restart(durable):
     """Streams that were opened after a restart do not take the place of older ones."""
     ledger = await durable.ledger()

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 import pytest
 
-from admin.stage import Client, Server, event, free_port, note, play_proven, proxy
+from admin.stage import Client, Repeating, Server, event, free_port, note, play_proven, proxy
 from ledger.servers import running
 
 ROUND_TRIP = 0.05  # s
@@ -219,3 +219,66 @@ async def test_what_a_stream_brought_is_kept_within_a_second_of_its_end(tmp_path
                 again = Client(http, gate.url, client.headers)
                 assert (await again.resume("3"))[0] == 200
                 assert await verdicts(http, gate) == [("proven", "epoch")]
+
+
+@pytest.mark.parametrize("outage", [True, False])
+@pytest.mark.parametrize("end", ["in order", "killed", "another replica starts"])
+async def test_an_outage_counts_after_a_restart_of_the_proxy(tmp_path, http, end, outage):
+    """R8: the server was away while the proxy before ran. An overlap proves nothing then, and does otherwise."""
+    policies, port = [{"name": "mcp", "resume": {"accept": ["overlap"]}}], free_port()
+    url = f"http://127.0.0.1:{port}"
+    (tmp_path / "again").mkdir()
+    async with AsyncExitStack() as stack:
+        store = {"url": f"sqlite://{tmp_path}/ledger.db"}
+        if end == "another replica starts":
+            store = {"url": stack.enter_context(running("valkey", tmp_path)).url}
+        server = await stack.enter_async_context(AsyncExitStack())
+        await server.enter_async_context(Repeating().listening(port=port))
+        gate = await stack.enter_async_context(proxy(url, tmp_path, store=store, policies=policies))
+        client = Client(http, gate.url)
+        await client.initialize()
+        await client.call()
+        await asyncio.sleep(0.2)  # what was recorded just now is not the matter here
+        if outage:
+            await server.aclose()
+            assert await client.list_tools() == 502
+            await server.enter_async_context(Repeating().listening(port=port))
+            await asyncio.sleep(0.2)
+        if end == "killed":
+            await gate.kill()
+        elif end == "in order":
+            gate.process.terminate()
+            await gate.ended()
+        later = await stack.enter_async_context(proxy(url, tmp_path / "again", store=store, policies=policies))
+        status, _ = await Client(http, later.url, client.headers).resume("3")
+        assert await verdicts(http, later) == [("unproven", "boundary") if outage else ("proven", "overlap")]
+        assert status == (404 if outage else 200)
+
+
+@pytest.mark.parametrize("fence", ["delete", "divergent resume", "operator"])
+async def test_a_fence_that_was_told_outlives_a_kill(tmp_path, http, fence):
+    """F2, L6: with a file as the store, however soon the kill comes after it was told."""
+    scripted = Server()
+    store = {"url": f"sqlite://{tmp_path}/ledger.db"}
+    policies = [{"name": "mcp", "resume": {"hold": {"time": "0s"}}}]
+    async with scripted.listening() as upstream:
+        async with proxy(upstream, tmp_path, store=store, policies=policies) as gate:
+            client = Client(http, gate.url)
+            await client.initialize()
+            await client.call()
+            await asyncio.sleep(0.2)  # the session is in the file
+            if fence == "delete":
+                request = http.delete(client.url, headers=client.headers)
+            elif fence == "divergent resume":
+                scripted.epoch = "2"
+                request = http.get(client.url, headers={**client.headers, "Last-Event-ID": "3"})
+            else:
+                async with http.get(gate.admin + "/api/sessions") as answer:
+                    found = (await answer.json())["sessions"][0]["fingerprint"]
+                request = http.post(f"{gate.admin}/api/sessions/{found}/fence")
+            async with request as answer:
+                gate.process.kill()
+                assert answer.status in (200, 204, 404)
+        scripted.epoch = "1"
+        async with proxy(upstream, tmp_path, store=store, policies=policies) as gate:
+            assert await Client(http, gate.url, client.headers).list_tools() == 404

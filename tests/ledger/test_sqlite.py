@@ -11,8 +11,10 @@ import pytest
 
 from epochgate.errors import ConfigurationError, StoreError
 from epochgate.guard.record import Origin
+from epochgate.ledger import kept
+from epochgate.ledger.kept import KeptLedger
 from epochgate.ledger.sqlite import SqliteStore
-from ledger.places import WHO, Sqlite, facts, say, story
+from ledger.places import WHO, Faulty, Sqlite, facts, records, say, story
 from ledger.test_contract import reopened
 
 
@@ -72,10 +74,8 @@ async def test_a_file_that_is_none_degrades(place, tmp_path):
     await place.kill(ledger)
 
 
-async def trouble(place, ledger, pragma, words):
-    """Writes fail for a while; what is recorded meanwhile is kept afterwards."""
-    session = story(ledger)
-    await ledger.flush()
+async def set_pragma(ledger, pragma):
+    """On the writer, also when the file is opened anew. Returns what takes it back."""
     store = ledger._store
     await store._call(store._writes, lambda: store._writer.execute(pragma).fetchall())
     original = store._connect
@@ -86,6 +86,21 @@ async def trouble(place, ledger, pragma, words):
         return connection
 
     store._connect = connect
+
+    def take_back():
+        store._connect = original
+
+    return take_back
+
+
+FULL, READ_ONLY = "PRAGMA max_page_count = 1", "PRAGMA query_only = 1"
+
+
+async def trouble(place, ledger, pragma, words):
+    """Writes fail for a while; what is recorded meanwhile is kept afterwards."""
+    session = story(ledger)
+    await ledger.flush()
+    take_back = await set_pragma(ledger, pragma)
     stream = session.locate(b"4")[0]
     for number in range(5, 1000):
         say(session, stream, number)
@@ -94,7 +109,7 @@ async def trouble(place, ledger, pragma, words):
     assert words in ledger.problem
     assert ledger.failures > 0
     assert await ledger.find(b"session", time.time()) is session
-    store._connect = original
+    take_back()
     await asyncio.wait_for(ledger.flush(), 5.0)
     assert ledger.problem is None
     before = facts(session)
@@ -103,11 +118,81 @@ async def trouble(place, ledger, pragma, words):
 
 
 async def test_a_full_disk(place, quick):
-    await trouble(place, await place.ledger(), "PRAGMA max_page_count = 1", "full")
+    await trouble(place, await place.ledger(), FULL, "full")
 
 
 async def test_a_read_only_disk(place, quick):
-    await trouble(place, await place.ledger(), "PRAGMA query_only = 1", "readonly")
+    await trouble(place, await place.ledger(), READ_ONLY, "readonly")
+
+
+@pytest.mark.parametrize("end", ["in order", "killed"])
+async def test_a_fence_that_found_no_room(place, quick, monkeypatch, end):
+    """L6: after the end no session of the file counts, since nobody knows which were deleted; fences in it do."""
+    monkeypatch.setattr(kept, "FLUSH_WITHIN", 0.3)
+    ledger = await place.ledger()
+    for name in (b"session", b"other"):
+        story(ledger, name)
+    story(ledger, b"fenced").close("epoch_changed", time.time())
+    await ledger.flush()
+    await set_pragma(ledger, READ_ONLY)
+    ledger.get(b"session", time.time()).close("deleted", time.time())
+    await ledger.spread(ledger.get(b"session", time.time()))
+    assert ledger.problem
+    again = await (reopened(place, ledger) if end == "in order" else killed(place, ledger))
+    for _ in range(2):
+        assert await again.find(b"session", time.time()) is None
+        assert await again.find(b"other", time.time()) is None
+        assert (await again.find(b"fenced", time.time())).fence == "epoch_changed"
+        session = story(again, b"new")
+        again = await reopened(place, again)
+        assert facts(await again.find(b"new", time.time())) == facts(session)
+
+
+async def test_a_fence_that_found_room_later(place, quick):
+    """All is in the file again before the end: the sessions count."""
+    ledger = await place.ledger()
+    story(ledger, b"other")
+    session = story(ledger)
+    await ledger.flush()
+    take_back = await set_pragma(ledger, READ_ONLY)
+    session.close("deleted", time.time())
+    await ledger.spread(session)
+    assert ledger.problem
+    take_back()
+    await asyncio.wait_for(ledger.flush(), 5.0)
+    again = await killed(place, ledger)
+    assert (await again.find(b"session", time.time())).fence == "deleted"
+    assert (await again.find(b"other", time.time())) is not None
+
+
+async def test_a_start_without_room(place, quick, monkeypatch):
+    """L6: what is deleted while the file cannot be opened is not known to it."""
+    monkeypatch.setattr(kept, "FLUSH_WITHIN", 0.3)
+    ledger = await place.ledger()
+    story(ledger)
+    await reopened(place, ledger)
+    await place._ledgers[0].close()
+    place._ledgers.clear()
+    store = place.store()
+    original = store._connect
+
+    def connect():
+        connection = original()
+        connection.execute(READ_ONLY).fetchall()
+        return connection
+
+    store._connect = connect
+    ledger = KeptLedger(records(), store)
+    await ledger.start()
+    assert ledger.problem
+    await ledger.close()
+    assert await (await place.ledger()).find(b"session", time.time()) is None
+
+
+async def killed(place, ledger):
+    """The ledger of the process after one that was killed."""
+    await place.kill(ledger)
+    return await place.ledger()
 
 
 @pytest.mark.parametrize(
@@ -136,6 +221,30 @@ async def test_garbage_is_unknown_and_removed(place, damage, tmp_path):
     with sqlite3.connect(tmp_path / "ledger.db") as db:
         assert db.execute("SELECT count(*) FROM sessions").fetchone() == (0,)
     db.close()
+
+
+async def test_a_fence_is_in_the_file_before_it_is_told(place):
+    """F2, L6: what an ordinary request recorded is waited for by nobody."""
+    ledger = await place.ledger()
+    session = story(ledger)
+    assert ledger.spread(session) is None
+    session.close("deleted", time.time())
+    await ledger.spread(session)
+    with sqlite3.connect(place.path) as db:
+        assert db.execute("SELECT fenced FROM sessions").fetchall() == [(1,)]
+    db.close()
+
+
+async def test_a_slow_disk_is_waited_for_a_moment(place):
+    """T8: and so is one that does not take the fence; one that is known to fail is not waited for at all."""
+    ledger = await place.ledger(lambda store: Faulty(store, latency=2.0))
+    session = story(ledger)
+    session.close("deleted", time.time())
+    began = time.monotonic()
+    await ledger.spread(session)
+    assert 0.2 < time.monotonic() - began < 1.0
+    ledger._failed(StoreError("full"))
+    assert ledger.spread(session) is None
 
 
 async def test_missing_blocks_are_forgotten_events(place, tmp_path):

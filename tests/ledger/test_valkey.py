@@ -220,12 +220,39 @@ async def test_an_outage_of_the_upstream_is_told_to_the_others(common):
 
     for ledger in (one, two):
         ledger.on_outage = lambda ledger=ledger: count(ledger)
-    for _ in range(50):
-        one.tell_outage()
+    now = time.time()
+    for number in range(50):
+        one.tell_outage(now + number / 1000)
     await until(lambda: heard[two] == 1)
-    one.tell_outage()
+    one.tell_outage(now + 1.0)
     await until(lambda: heard[two] == 2)
     assert heard[one] == 0  # it knows
+    assert (await common.ledger()).outage_at == now + 1.0, "a process that starts later"
+
+
+async def test_an_outage_that_was_announced_while_nobody_heard_is_found(common):
+    """R8: a process whose connection for announcements broke reads it when it hears again."""
+    one, two = await common.ledger(), await common.ledger()
+    now = time.time()
+    two._changed = lambda tag: None  # it hears of nothing
+    one.tell_outage(now)
+    await one.flush()
+    two._begin_hearing()
+    await until(lambda: two.outage_at == now)
+
+
+async def test_an_outage_that_the_store_lost_is_told_again(common, monkeypatch):
+    """R8: a server may evict it, and a process that starts later has to find it."""
+    monkeypatch.setattr(kept, "TIDY_EVERY", 0.05)
+    one = await common.ledger()
+    now = time.time()
+    one.tell_outage(now)
+    await one.flush()
+    with common.server.client() as client:
+        client.delete("test:outage")
+    deadline = time.monotonic() + 5.0
+    while (found := (await common.ledger()).outage_at) != now:
+        assert time.monotonic() < deadline, found
 
 
 async def test_a_new_grant_is_heard_of(common):

@@ -11,6 +11,7 @@ from epochgate.settings import Limits
 from relay.wire import CHUNKED_OK, Peer, Relay, get, ok, post, running, settle
 
 HEAD = b"GET /mcp HTTP/1.1\r\nX: "
+BODY = b"POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
 
 
 def bound(relay: Relay, **limits: float) -> Clients:
@@ -38,7 +39,7 @@ async def alive(client: Peer) -> bool:
 # -- how many
 
 
-@pytest.mark.parametrize("data", [b"", HEAD], ids=["silent", "half a head"])
+@pytest.mark.parametrize("data", [b"", HEAD, BODY], ids=["silent", "half a head", "half a body"])
 async def test_who_has_waited_longest_gives_way(relay, data):
     """Two who work on a request stay, however long they have been there."""
     clients = bound(relay, connections=4)
@@ -67,6 +68,26 @@ async def test_after_its_answer_a_connection_waits_again(relay):
     assert await client.gone()
     assert await alive(third)
     assert await alive(fourth)
+
+
+@pytest.mark.parametrize("rest", ["complete", "answered", "one byte more"])
+async def test_a_request_counts_when_it_is_complete_or_answered(relay, rest):
+    """A body that dribbles gains its connection no place."""
+    bound(relay, connections=2)
+    client = await connected(relay, BODY)
+    silent = await connected(relay)
+    server = await relay.accept()
+    await server.until(b"{")
+    if rest == "answered":
+        await server.send(CHUNKED_OK + b"1\r\n.\r\n")
+        await client.until(b".")
+    else:
+        await client.send(b" " * (999 if rest == "complete" else 1))
+        await server.until(b" " * (999 if rest == "complete" else 1))
+    await relay.connect()
+    first, second = (client, silent) if rest == "one byte more" else (silent, client)
+    assert await first.gone()
+    assert await alive(second)
 
 
 async def test_a_new_one_is_refused_where_all_are_at_work(relay):

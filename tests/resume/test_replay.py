@@ -566,6 +566,22 @@ async def test_r8_the_resume_itself_comes_from_another_instance(proxy):
         assert (await client.error())["data"] == {"reason": "boundary"}
 
 
+@pytest.mark.parametrize("named", [b"another", None, "its own"])
+async def test_r8_the_replay_names_another_session(proxy, named):
+    async with proxy(resume=OVERLAP) as relay:
+        story = await began(relay)
+        await story.pause()
+        client, server, request = await story.resumed(3)
+        named = request.get(b"Mcp-Session-Id") if named == "its own" else named
+        field = b"" if named is None else b"Mcp-Session-Id: " + named + b"\r\n"
+        await server.send(STREAM[:-2] + field + b"\r\n" + part(notes(3, 4)) + LAST_CHUNK)
+        if named == b"another":
+            assert (await client.error())["data"] == {"reason": "boundary"}
+        else:
+            await client.until(notes(4))
+            assert story.verdicts() == ["overlap"]
+
+
 async def test_r8_r9_an_outage_between_two_asks(proxy):
     """The first ask was answered by nothing; before the second the upstream refused another request."""
     async with proxy(resume=OVERLAP) as relay:

@@ -145,6 +145,35 @@ async def test_a_shared_store_holds_neither_credentials_nor_session_ids(server, 
     assert not [secret for secret in ("hunter2", "hunter3", "hunter4", "hunter5") if secret in kept]
 
 
+QUOTED = [
+    (b"GET /api/sessions HTTP/1.1", b"Authorization: Bearer hunter2\x01", b"400"),
+    (b"GET /api/sessions HTTP/1.1", b"Auth orization: Bearer hunter2", b"400"),
+    (b"GET /api/sessions HTTP/1.1", b"Authorization: Bearer hunter2" + b"a" * 9000, b"400"),
+    (b"GET /api/sessions HTTP/1.1", b"Expect: hunter2", b"417"),
+    (b"GET /hunter2 HTTP/1.1", b"Expect: hunter2", b"417"),
+    (b"GET /hunter2 HTTP/1.1", b"A: b", b"404"),
+    (b"GET /api/verdicts?verdict=hunter2 HTTP/1.1", b"A: b", b"400"),
+    (b"GET /api/sessions?limit=hunter2 HTTP/1.1", b"A: b", b"400"),
+    (b"HUNTER2 /api/sessions HTTP/1.1", b"A: b", b"400"),
+    (b"GET hunter2 HTTP/1.1", b"A: b", b"400"),
+    (b"GET / HTTP/hunter2", b"A: b", b"400"),
+]
+
+
+async def test_answers_of_the_admin_side_quote_nothing_that_was_sent(tmp_path):
+    """L7: not even of what cannot be read, which whoever shows the answer may take for harmless."""
+    async with proxy("http://127.0.0.1:1", tmp_path) as gate:
+        host, _, port = gate.config["admin"]["listen"].rpartition(":")
+        for line, field, status in QUOTED:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(line + b"\r\nHost: localhost\r\nConnection: close\r\n" + field + b"\r\n\r\n")
+            async with asyncio.timeout(5):
+                answer = await reader.read()
+            writer.close()
+            assert b"hunter2" not in answer.lower()
+            assert answer.split()[1] == status, (line, field)
+
+
 async def test_answers_of_the_proxy_quote_nothing_that_was_sent(guarded):
     """F1, T7: neither a refused request nor the next one's client learns what somebody sent."""
     asked = {

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from admin.stage import Client, Server, event, free_port, note, play_divergent, play_proven, rpc
+from admin.stage import Client, Repeating, free_port, play_divergent, play_proven, rpc
 from epochgate.admin.metrics import FAMILIES, WORKER_FAMILIES
 from workers.crew import descriptors
 
@@ -70,19 +70,6 @@ async def test_a_fence_holds_at_the_other_worker(crew, server):
             asked = len(server.seen)
             assert await second.list_tools() == 404
             assert len(server.seen) == asked
-
-
-class Repeating(Server):
-    """Repeats what follows a cursor, as servers do whose sessions outlive them."""
-
-    async def _handle(self, request):
-        if "Last-Event-ID" not in request.headers:
-            return await super()._handle(request)
-        stream = aiohttp.web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        for number in range(int(request.headers["Last-Event-ID"]) + 1, 5):
-            await stream.write(event(number, note(self.epoch)))
-        return stream
 
 
 async def test_an_outage_that_one_worker_saw_counts_at_the_other(start):

@@ -9,6 +9,7 @@ from pathlib import Path
 from aiohttp import web
 
 from epochgate.errors import ConfigurationError
+from epochgate.files import check_regular
 
 _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 
@@ -16,6 +17,7 @@ _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 def read_token(file: str) -> bytes:
     """The token in `admin.token_file`. Raises ConfigurationError."""
     try:
+        check_regular(file)
         token = Path(file).read_bytes().strip()
     except OSError as error:
         reason = (error.strerror or "it cannot be read").lower()

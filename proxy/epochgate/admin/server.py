@@ -56,7 +56,7 @@ class AdminServer:
         add.add_post("/-/drain", self._post_drain)
         faults = logging.getLogger("epochgate.admin")
         faults.addFilter(only_own_faults)
-        self._runner = web.AppRunner(application, access_log=None, logger=faults, shutdown_timeout=1.0)
+        self._runner = _Runner(application, access_log=None, logger=faults, shutdown_timeout=1.0)
 
     async def start(self, address: Address) -> None:
         """Listen at `address`. Raises ConfigurationError where that cannot be, or without a usable token."""
@@ -164,6 +164,45 @@ class AdminServer:
             resource = request.match_info.route.resource  # not the path itself: somebody may have put an id there
             log.warning("admin.refused", path=resource.canonical if resource else "", why=refused.text)
             raise
+
+
+class _Connection(web.RequestHandler):
+    """One that tells whoever sends no HTTP so, in words that quote nothing of it: it may be a token (L7)."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """See `RequestHandler`."""
+        return super().handle_error(request, status, exc, message and "The request cannot be read\n")
+
+
+class _Server(web.Server):
+    """Makes such connections."""
+
+    def __call__(self) -> web.RequestHandler:
+        """For a new connection."""
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    """Runs such a server."""
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            try:
+                return await made.request_handler(request)
+            except web.HTTPExpectationFailed:
+                raise web.HTTPExpectationFailed(text="Only Expect: 100-continue is served here\n") from None
+
+        return _Server(handle, request_factory=made.request_factory, **self._kwargs)
 
 
 def only_own_faults(record: logging.LogRecord) -> bool:

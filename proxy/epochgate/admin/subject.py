@@ -104,4 +104,5 @@ async def fence(context: Context, fingerprint: str) -> View | None:
     if policy is None:
         raise PolicyGoneError(f"the policy {session.policy} of this session is no longer in force")
     context.fence(policy, session, Reason.FENCED_BY_OPERATOR)
+    await context.spread(session)
     return session_detail(context, session)

@@ -46,9 +46,10 @@ class Ledger(Protocol):
         """A new epoch of this id (L1): what was recorded under it is void, a fence is lifted. `now` in s since 1970."""
 
     def spread(self, session: Session) -> Awaitable[None] | None:
-        """Until other processes can know what was recorded so far of a session, or a moment has passed.
+        """Until what was recorded so far of a session is kept where it is needed, or a moment has passed.
 
-        None: there are no others.
+        A fence has to outlive the process; where there are other processes, they have to know the rest as well. None:
+        there is nothing to wait for.
         """
 
     def sessions(self) -> list[Session]:
@@ -92,6 +93,15 @@ class Store(Protocol):
 
         Raises ValueError where what is there is no session.
         """
+
+    async def outage_at(self) -> float:
+        """When the upstream had its last outage of which the store was told (s since 1970), -inf: none."""
+
+    async def keep_outage(self, at: float) -> None:
+        """Keep it, unless a later one is there, for longer than any record; other processes hear of it."""
+
+    async def caught_up(self) -> None:
+        """After failures: all that was recorded is kept."""
 
     async def tidy(self) -> None:
         """Remove what is past its time; called once a minute or so."""

@@ -17,7 +17,7 @@ from epochgate.ledger.base import Resume, Store, Written
 from epochgate.ledger.lending import Lending
 from epochgate.ledger.memory import Records
 from epochgate.ledger.mirror import Known, Mirror
-from epochgate.ledger.state import Kept, restore
+from epochgate.ledger.state import NEVER, Kept, restore
 
 GATHER = 0.05  # s that a change waits for others, so that they are written together
 BATCH = 256  # sessions written at once
@@ -49,11 +49,14 @@ class KeptLedger:
         self.on_fenced: Callable[[Session], None] | None = None  # another process has fenced it: what is held is void
         self.lending: Lending | None = None  # held streams that go over to other processes, where there are such
         self.on_outage: Callable[[], None] | None = None  # another process saw one of the upstream
+        self.outage_at = NEVER  # the last one that this process or another one saw (s since 1970)
         self.failures = 0  # of the store, for the metrics
         self.problem: str | None = None
         self.records = records
         self._store = store
         self._opened = False
+        self._outage_kept = NEVER  # the one that the store has
+        self._behind = False  # something failed, and since then not all that was recorded was kept
         self._opening = 0  # counts the times that the store was opened
         self._queue: dict[Mirror, None] = {}
         self._removed: dict[bytes, None] = {}
@@ -95,16 +98,33 @@ class KeptLedger:
         self._enqueue(mirror, urgent=True)
         return session
 
-    def spread(self, session: Session) -> Awaitable[None] | None:  # noqa: ARG002
-        """See `Ledger`."""
-        return None
+    def spread(self, session: Session) -> Awaitable[None] | None:
+        """See `Ledger`. There are no other processes."""
+        return None if session.fence is None else self.settle(session)
+
+    def settle(self, session: Session) -> Awaitable[None] | None:
+        """Until what was recorded so far of a session is kept, or a moment has passed; None: nobody can keep it."""
+        mirror = session.watcher
+        return self._settle(mirror) if self.works and isinstance(mirror, Mirror) else None
+
+    async def _settle(self, mirror: Mirror) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READ_WITHIN):
+                await self.written(mirror)
 
     def sessions(self) -> list[Session]:
         """See `Ledger`."""
         return self.records.all()
 
-    def tell_outage(self) -> None:
-        """The upstream refused or reset a connection here, which others have to know (R8): there are none."""
+    def tell_outage(self, at: float) -> None:
+        """The upstream refused or reset a connection here: that has to outlive the process as records do (R8)."""
+        if at > self.outage_at:
+            self.outage_at = at
+            self._idle.clear()
+            if at - self._outage_kept > GATHER:
+                self._wake.set()
+            else:  # it goes on, and is not written each time that it is felt
+                self._soon()
 
     @property
     def works(self) -> bool:
@@ -190,8 +210,13 @@ class KeptLedger:
             try:
                 if not self._opened:
                     await self._open()
+                if self.outage_at > self._outage_kept:
+                    await self._keep_outage()
                 if self._queue or self._removed:
                     await self._write()
+                if self._behind and not self._has_more():
+                    await self._store.caught_up()
+                    self._behind = False
             except Exception as error:  # noqa: BLE001  # whatever it is, records are to be kept again afterwards
                 self._failed(error)
                 await asyncio.sleep(RETRY_AFTER[min(failed, len(RETRY_AFTER) - 1)])
@@ -201,12 +226,22 @@ class KeptLedger:
                 self._recovered()
             self._round.set_result(None)
             self._round = asyncio.get_running_loop().create_future()
-            if not self._queue and not self._removed and self._opened:
+            if self._opened and not self._has_more():
                 self._idle.set()
             elif len(self._queue) >= BATCH or not self._opened:
                 self._wake.set()
             else:
                 self._soon()
+
+    def _has_more(self) -> bool:
+        """Whether something waits to be kept."""
+        return bool(self._queue or self._removed) or self.outage_at > self._outage_kept
+
+    async def _keep_outage(self) -> None:
+        at = self.outage_at
+        async with asyncio.timeout(WRITE_WITHIN):
+            await self._store.keep_outage(at)
+        self._outage_kept = at
 
     async def _write(self) -> None:
         """Write one batch."""
@@ -342,12 +377,22 @@ class KeptLedger:
     async def _open(self) -> None:
         async with asyncio.timeout(OPEN_WITHIN):
             key = await self._store.open(self.key)
+            outage_at = await self._store.outage_at()
         self._opened = True
         self._opening += 1
+        self._outage_kept = outage_at
+        self.take_outage(outage_at)
         if key != self.key:
             self.key = key
             if self.on_key is not None:
                 self.on_key(key)
+
+    def take_outage(self, kept: float) -> None:
+        """Take the outage that the store has."""
+        if kept > self.outage_at:
+            self.outage_at = self._outage_kept = kept
+            if self.on_outage is not None:
+                self.on_outage()
 
     def _failed(self, error: Exception, opening: int | None = None) -> None:
         """Until it was opened anew the store is not asked for anything, so that nobody waits for it.
@@ -357,6 +402,7 @@ class KeptLedger:
         if opening is not None and opening != self._opening:
             return
         self._opened = False
+        self._behind = True
         self.failures += 1
         message = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         if self.problem is None:
@@ -379,6 +425,9 @@ class KeptLedger:
             for session in self.records.all():
                 if session.open_flows and isinstance(session.watcher, Mirror):
                     self._enqueue(session.watcher)
+            if self.outage_at > NEVER:  # a shared store may have evicted it
+                self._outage_kept = NEVER
+                self._soon()
             with contextlib.suppress(StoreError):
                 await self._store.tidy()
 

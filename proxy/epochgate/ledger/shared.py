@@ -15,7 +15,15 @@ import msgspec
 from epochgate.errors import StoreError
 from epochgate.guard.record import Session
 from epochgate.ledger.base import Resume
-from epochgate.ledger.kept import READ_WITHIN, RESUME_WITHIN, RETRY_AFTER, KeptLedger, mirror_of
+from epochgate.ledger.kept import (
+    GIVE_UP_AFTER,
+    READ_WITHIN,
+    RESUME_WITHIN,
+    RETRY_AFTER,
+    KeptLedger,
+    Trouble,
+    mirror_of,
+)
 from epochgate.ledger.lending import Lending
 from epochgate.ledger.memory import Records
 from epochgate.ledger.messages import (
@@ -38,7 +46,6 @@ from epochgate.ledger.valkey import OUTAGE, ValkeyStore
 ASK_WITHIN = 0.5  # s that a resume waits for another process to listen; in a cluster nobody knows whether it does
 ANSWER_WITHIN = 2.0  # s that it waits then for what that one still has to write, which may have much to do
 REACH_AGAIN = 0.05  # s
-TELL_AGAIN = 0.25  # s between two announcements of an outage
 CLOSE_WITHIN = 1.0  # s that the end waits for what is lent
 SILENT_FOR = 60.0  # s for which nobody waits again for a process that could not be reached
 
@@ -65,8 +72,6 @@ class SharedLedger(KeptLedger):
         self._answered = asyncio.Condition()
         self._silent: dict[str, float] = {}  # processes that could not be reached, and until when they count as gone
         self._working: set[asyncio.Task[None]] = set()
-        self._outage = False  # is to be told
-        self._telling = False
 
     # -- what the relay asks for
 
@@ -93,12 +98,7 @@ class SharedLedger(KeptLedger):
 
     def spread(self, session: Session) -> Awaitable[None] | None:
         """See `Ledger`."""
-        return self._spread(mirror_of(session)) if self.works else None
-
-    async def _spread(self, mirror: Mirror) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READ_WITHIN):
-                await self.written(mirror)
+        return self.settle(session)
 
     def _is_fresh(self, session: Session) -> bool:
         return mirror_of(session).read_at >= self._hearing_since
@@ -143,26 +143,19 @@ class SharedLedger(KeptLedger):
 
     def _begin_hearing(self) -> None:
         self._hearing_since = asyncio.get_running_loop().time()
+        self._work(self._read_outage())  # what was announced before was not heard
 
-    def tell_outage(self) -> None:
-        """See `KeptLedger`. An outage that goes on is told again and again, not each time that it is felt."""
-        self._outage = True
-        if not self._telling:
-            self._telling = True
-            self._work(self._tell_outages())
-
-    async def _tell_outages(self) -> None:
-        while self._outage:
-            self._outage = False
-            with contextlib.suppress(StoreError):
-                await self._shared.announce(OUTAGE)
-            await asyncio.sleep(TELL_AGAIN)
-        self._telling = False
+    async def _read_outage(self) -> None:
+        opening = self._opening
+        try:
+            async with asyncio.timeout(GIVE_UP_AFTER):
+                self.take_outage(await self._shared.outage_at())
+        except Trouble as error:
+            self._failed(error, opening)  # it is read again when the store was opened anew
 
     def _changed(self, tag: str) -> None:
         if tag == OUTAGE:
-            if self.on_outage is not None:
-                self.on_outage()
+            self._work(self._read_outage())
             return
         mirror = self._mirrors.get(tag)
         if mirror is not None:

@@ -2,6 +2,10 @@
 
 Session ids and event ids stand in the file as they are, since they are compared and sent again (R5): it is private to
 its owner. Of credentials it has fingerprints only, and the key of these is in the file as well (L7).
+
+A disk that is full keeps no fence. Should the process end before there is room again, the next one must not take what
+the file has for all there was: a session in it may have been deleted. So a second, empty file beside it says that it is
+whole. It is removed when a write fails, for which there is always room, and is back when all has been written.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
+
 from epochgate.errors import ConfigurationError, StoreError
 from epochgate.ledger.base import Written
-from epochgate.ledger.state import Change, Kept, KeptStream
+from epochgate.ledger.state import NEVER, Change, Kept, KeptStream
 
 PAGES_FREED = 2000  # pages given back to the file system at once
 REMOVED_AT_ONCE = 500  # sessions; a longer step would keep writes waiting
@@ -28,17 +34,21 @@ SLACK = 16  # the limit of sessions is looked at when this part of it was added
 
 T = TypeVar("T")
 
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
 
 class SqliteStore:
     """See `Store`. It keeps `sessions` of either kind, live and fenced; the least recently active one goes first."""
 
     def __init__(self, path: str, *, sessions: int) -> None:
         self._path = Path(path)
+        self._whole = Path(f"{path}-whole")
         self._most = sessions
         self._added = 0
         self._numbers: dict[bytes, tuple[int, str]] = {}  # by session id: the number and the life that is there
         self._run = 0  # the number of this run of the proxy; 0: not begun
         self._torn_until = 0  # what this run or an earlier one wrote last may lack its end: its process was killed
+        self._void_until = 0  # of what this run or an earlier one wrote only fences count: some may be missing
         self._lock: int | None = None
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
@@ -50,15 +60,27 @@ class SqliteStore:
         if not self._path.parent.is_dir():
             raise ConfigurationError(f"store.url: {self._path.parent} is no directory; create it, or name another file")
         await self._call(self._reads, self._close_reader)
-        return await self._call(self._writes, lambda: self._open(key))
+        return await self._call(self._writes, lambda: self._changing(lambda: self._open(key)))
 
     async def write(self, changes: Sequence[Change], removed: Sequence[bytes]) -> list[Written]:
         """See `Store`."""
-        return await self._call(self._writes, lambda: self._write(changes, removed))
+        return await self._call(self._writes, lambda: self._changing(lambda: self._write(changes, removed)))
 
     async def read(self, session_id: bytes, life: str, head_rev: int, revs: dict[int, int]) -> Kept | None:  # noqa: ARG002
         """See `Store`. Nobody else writes: what is read is read whole."""
         return await self._call(self._reads, lambda: self._read(session_id))
+
+    async def outage_at(self) -> float:
+        """See `Store`."""
+        return await self._call(self._writes, self._outage_at)
+
+    async def keep_outage(self, at: float) -> None:
+        """See `Store`. There is no other process."""
+        await self._call(self._writes, lambda: self._changing(lambda: self._keep_outage(at)))
+
+    async def caught_up(self) -> None:
+        """See `Store`."""
+        await self._call(self._writes, self._be_whole)
 
     async def tidy(self) -> None:
         """See `Store`."""
@@ -69,6 +91,8 @@ class SqliteStore:
     async def close(self, *, complete: bool) -> None:
         """See `Store`."""
         try:
+            if not complete:
+                await self._call(self._reads, self._lack)
             await self._call(self._reads, self._close_reader)
             await self._call(self._writes, lambda: self._close(complete=complete))
         finally:
@@ -82,6 +106,21 @@ class SqliteStore:
             raise StoreError(f"{self._path}: {error}; look at the space and the rights of its directory") from None
 
     # -- in the threads
+
+    def _changing(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except BaseException:
+            self._lack()
+            raise
+
+    def _lack(self) -> None:
+        """The file lacks something that was recorded."""
+        if self._lock is not None:  # else it is another process's
+            self._whole.unlink(missing_ok=True)
+
+    def _be_whole(self) -> None:
+        os.close(os.open(self._whole, os.O_CREAT, 0o600))
 
     def _open(self, key: bytes) -> bytes:
         self._close_writer()
@@ -97,8 +136,10 @@ class SqliteStore:
         self._migrate(writer, version)
         with _transaction(writer):
             writer.execute("INSERT OR IGNORE INTO meta VALUES ('key', ?)", (key,))
-            if not self._run:
-                self._begin_run(writer)
+            run = self._run or self._begin_run(writer)
+        if not self._run:
+            self._run = run
+            self._be_whole()
         (kept,) = writer.execute("SELECT value FROM meta WHERE name = 'key'").fetchone()
         return bytes(kept)
 
@@ -128,16 +169,35 @@ class SqliteStore:
             # One transaction, so that a kill leaves the file as it was before.
             writer.executescript(f"BEGIN IMMEDIATE;\n{step.read_text()}\nPRAGMA user_version = {number};\nCOMMIT;")
 
-    def _begin_run(self, writer: sqlite3.Connection) -> None:
-        meta: dict[str, int] = dict(
-            writer.execute("SELECT name, value FROM meta WHERE name IN ('run', 'ended', 'torn_until')").fetchall()
-        )
+    def _begin_run(self, writer: sqlite3.Connection) -> int:
+        names = "('run', 'ended', 'torn_until', 'void_until')"
+        meta: dict[str, int] = dict(writer.execute(f"SELECT name, value FROM meta WHERE name IN {names}").fetchall())  # noqa: S608
         former = meta.get("run", 0)
         self._torn_until = former if meta.get("ended", 0) != former else meta.get("torn_until", 0)
-        self._run = former + 1
+        self._void_until = meta.get("void_until", 0)
+        if former and not self._whole.exists():
+            self._void_until = former
+            log.warning(
+                "store.incomplete",
+                message=f"{self._path} lacks what was recorded last, when it could not be written",
+                remedy="of the sessions in it only fences count, the others are unknown",
+            )
         writer.executemany(
-            "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("run", self._run), ("torn_until", self._torn_until)]
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+            [("run", former + 1), ("torn_until", self._torn_until), ("void_until", self._void_until)],
         )
+        return former + 1
+
+    def _outage_at(self) -> float:
+        found = self._opened().execute("SELECT value FROM meta WHERE name = 'outage_at'").fetchone()
+        if found is None:
+            return NEVER
+        (at,) = found
+        return at if isinstance(at, float) else time.time()  # garbage: it may have been one just now
+
+    def _keep_outage(self, at: float) -> None:
+        with _transaction(self._opened()):
+            self._opened().execute("INSERT OR REPLACE INTO meta VALUES ('outage_at', ?)", (at,))
 
     def _write(self, changes: Sequence[Change], removed: Sequence[bytes]) -> list[Written]:
         writer = self._opened()
@@ -203,8 +263,9 @@ class SqliteStore:
         reader.execute("BEGIN")
         try:
             session = reader.execute(
-                "SELECT number, life, run, active_at, head_rev, head FROM sessions WHERE id = ? AND expires_at > ?",
-                (session_id, time.time()),
+                "SELECT number, life, run, active_at, head_rev, head FROM sessions"
+                " WHERE id = ? AND expires_at > ? AND (run > ? OR fenced)",
+                (session_id, time.time(), self._void_until),
             ).fetchone()
             if session is None:
                 return None

@@ -25,7 +25,7 @@ from epochgate.errors import StoreError
 from epochgate.ledger.base import Written
 from epochgate.ledger.bundle import Bundle, Command
 from epochgate.ledger.loans import Append
-from epochgate.ledger.state import Change, Kept, KeptStream
+from epochgate.ledger.state import NEVER, Change, Kept, KeptStream
 
 CONNECT_WITHIN = 2.0  # s
 ANSWER_WITHIN = 5.0  # s
@@ -34,6 +34,7 @@ AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
 
 OUTAGE = "outage"  # in the place of a session's tag: the upstream had one
 
+_UPSTREAM = "upstream"
 _NO_SESSION = "WRONGTYPE"
 
 
@@ -44,6 +45,7 @@ class ValkeyStore:
         self.who = secrets.token_hex(8)  # names this process among those that share the store
         self.in_cluster = False
         self._prefix = prefix
+        self._outage = f"{prefix}:{OUTAGE}"
         self._lifetime = lifetime
         self._url = url.replace("valkey", "redis", 1)
         self._tls = _tls(tls or {}) if self._url.startswith("rediss:") else {}
@@ -102,6 +104,22 @@ class ValkeyStore:
         fields = dict(zip(answer[::2], answer[1::2], strict=True))
         return _kept(fields) if fields else None
 
+    async def outage_at(self) -> float:
+        """See `Store`."""
+        (answer,) = _checked(await self._execute([("ZSCORE", self._outage, _UPSTREAM)]))
+        return NEVER if answer is None else float(answer)
+
+    async def keep_outage(self, at: float) -> None:
+        """See `Store`."""
+        lifetime = int(self._lifetime * KEEP_KEY) + 1
+        (changed,) = _checked(await self._execute([("ZADD", self._outage, "GT", "CH", at, _UPSTREAM)]))
+        _checked(await self._execute([("EXPIRE", self._outage, lifetime)]))
+        if changed:  # whoever hears of it finds it
+            _checked(await self._execute([("PUBLISH", f"{self._prefix}:changed", f"{self.who}:{OUTAGE}")]))
+
+    async def caught_up(self) -> None:
+        """See `Store`. A process that ends before has not said that it ended in an orderly way."""
+
     async def tidy(self) -> None:
         """See `Store`. Records expire by themselves; the key of the fingerprints outlives them."""
         if await self._keep_key(self._key) != self._key:
@@ -128,10 +146,6 @@ class ValkeyStore:
         """Tell a process something. Returns how many heard it; in a cluster 0 says nothing."""
         (answer,) = _checked(await self._execute([("PUBLISH", f"{self._prefix}:to:{to}", message)]))
         return int(answer)
-
-    async def announce(self, what: str) -> None:
-        """Tell all other processes of a session that was changed (by its tag), or of `OUTAGE`."""
-        _checked(await self._execute([("PUBLISH", f"{self._prefix}:changed", f"{self.who}:{what}")]))
 
     async def listen(
         self, began: Callable[[], None], changed: Callable[[str], None], told: Callable[[bytes], None]

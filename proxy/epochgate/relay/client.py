@@ -238,6 +238,7 @@ class ClientConnection(asyncio.Protocol):
         self._opening = b""  # what follows in it is another request
         if request is self.current:
             self._set_timer(None)
+            self._clients.begin(self)
         if not request.keep_alive:
             self._last = True
 
@@ -314,8 +315,11 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._queue:
             request = self._queue.popleft()
-            self._set_timer(None if request.body.complete else self._clients.limits.body_time)
-            self._clients.begin(self)
+            if request.body.complete:
+                self._set_timer(None)
+                self._clients.begin(self)
+            else:
+                self._set_timer(self._clients.limits.body_time)
             self.current = request
             self.reply = Reply(self, request)
             try:

@@ -1,7 +1,7 @@
 """The connections of clients: how many there may be, who gives way to others, and how long a request may take to come.
 
-A client costs a descriptor and some memory before it has asked for anything. So whoever waits, or dribbles the head of
-a request, holds a place only as long as nobody needs it: a flood of connections drives out its own.
+A client costs a descriptor and some memory before it has asked for anything. So whoever waits, or dribbles a request,
+holds a place only as long as nobody needs it: a flood of connections drives out its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Clients:
         self._files = open_files() if files is None else files
         self._others = others
         self._all: set[ClientConnection] = set()
-        self._waiting: dict[ClientConnection, None] = {}  # no request of theirs is being worked on, by since when
+        self._waiting: dict[ClientConnection, None] = {}  # without a complete request, by since when
 
     def __len__(self) -> int:
         return len(self._all)
@@ -61,12 +61,15 @@ class Clients:
         """Where there are too many, those that have waited longest give way."""
         while len(self._all) > self.most and self._waiting:
             longest = next(iter(self._waiting))
+            if longest.reply is not None and longest.reply.started:  # before the end of its request
+                self.begin(longest)
+                continue
             self.remove(longest)
             self.closed["gave_way"] += 1
             longest.abort()
 
     def begin(self, client: ClientConnection) -> None:
-        """A request of it is being worked on."""
+        """A complete request of it is being worked on."""
         self._waiting.pop(client, None)
 
     def finish(self, client: ClientConnection) -> None:

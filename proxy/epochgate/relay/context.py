@@ -99,9 +99,9 @@ class Context:
         self.holds.close_held(session)
 
     async def spread(self, session: Session) -> None:
-        """Wait until other processes know what was decided of a session: before its client is told, if that is soon.
+        """Wait until what was decided of a session is kept: before its client is told, if that is soon.
 
-        The client's next request may come to any of them.
+        The client's next request may come to another process, or to one that starts after this was killed.
         """
         settled = self.ledger.spread(session)
         if settled is not None:

@@ -34,6 +34,7 @@ from epochgate.relay.passage import BodyTap, Passage, StreamTap, Suspect
 from epochgate.relay.reply import error_body
 from epochgate.relay.request import Request
 from epochgate.relay.resumption import Resumption
+from epochgate.relay.settling import Settling
 from epochgate.relay.upstream import Receiver, UpstreamConnection
 
 
@@ -298,13 +299,15 @@ class Exchange:
             if head.whole and head.get(b"content-encoding") is None:
                 record = StreamTap(self.context, policy, session, stream, head)
                 return Passage(connection, head, self.forwarder.downstream, self.context, record)
-            answer = Answered(connection, head)
+            answered = Answered(connection, head)
             return Flow(
-                self.context, policy, session, stream, answer, self.forwarder.downstream, credentials=credentials
+                self.context, policy, session, stream, answered, self.forwarder.downstream, credentials=credentials
             )
         if method == b"DELETE":
             self.context.fence(policy, session, Reason.DELETED)
-            return self.relay(connection, head)
+            answer = Settling(connection, head, self.forwarder.downstream, self.context)
+            answer.settle(session)
+            return answer
         watch = Watch(policy, session, head.fields)
         tap = None
         if not may_fence(session, self.credentials(policy), granted=False):

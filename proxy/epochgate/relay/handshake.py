@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from epochgate.guard.mcp import SESSION_ID, RpcId, holds_initialize_result, read_messages, tokens_of
@@ -15,16 +14,16 @@ from epochgate.relay.context import Context
 from epochgate.relay.copies import Copies
 from epochgate.relay.downstream import Downstream
 from epochgate.relay.headers import Head, is_json
-from epochgate.relay.passage import BodyTap, HandshakeTap, Passage, Tap
+from epochgate.relay.passage import BodyTap, HandshakeTap, Tap
+from epochgate.relay.settling import Settling
 from epochgate.relay.upstream import UpstreamConnection
 
 
-class Handshake(Passage):
+class Handshake(Settling):
     """Relays the answer to an `initialize`, and lets the client have its end when other processes know of the session.
 
     The client's next request may come to any process that shares the ledger. One that does not find the session would
-    forward it unguarded, and record nothing of what it answers. So from where the session is granted, the answer waits
-    for the ledger: a round trip to the store, and never longer than a request waits for it.
+    forward it unguarded, and record nothing of what it answers. So from where the session is granted, the answer waits.
     """
 
     def __init__(
@@ -40,40 +39,11 @@ class Handshake(Passage):
             connection, head, downstream, context, _tap(head, grant.policy, owes, self._open, context.copies)
         )
         self._grant = grant
-        self._waiting: asyncio.Task[None] | None = None
-        self._ended = False
 
     def _open(self, data: bytes) -> Session:
         session = self._grant.open(data)
-        if self._waiting is None and (settled := self._context.ledger.spread(session)) is not None:
-            self._waiting = self._context.loop.create_task(self._wait(settled))
+        self.settle(session)
         return session
-
-    async def _wait(self, settled: Awaitable[None]) -> None:
-        await settled
-        self._waiting = None
-        if self._ended:
-            self._end()
-        else:
-            self._connection.resume()
-            self._downstream.reply.flush()
-
-    def _end(self) -> None:
-        if self._waiting is None:
-            super()._end()
-        self._ended = True
-
-    def _finish(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-        super()._finish()
-
-    def received_all(self) -> None:
-        """See `Passage`."""
-        if self._waiting is None:
-            super().received_all()
-        elif not self._ended:
-            self._connection.pause()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import watchfiles
 
 from epochgate.errors import ConfigurationError
+from epochgate.files import check_regular
 from epochgate.relay.telemetry import log
 from epochgate.settings import Section, Settings
 
@@ -112,6 +113,7 @@ class Reload:
         digest = hashlib.sha256()
         for file in self._files:
             try:
+                check_regular(file)
                 content = file.read_bytes()
             except OSError:
                 content = b""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from epochgate.errors import UpstreamError
 from epochgate.guard.judge import Cursor, Ending, Judge, is_refused
-from epochgate.guard.mcp import LAST_EVENT_ID, tokens_of
+from epochgate.guard.mcp import LAST_EVENT_ID, SESSION_ID, tokens_of
 from epochgate.guard.policy import Mode, Policy, Proof
 from epochgate.guard.record import Session, Stream
 from epochgate.guard.refusal import may_fence
@@ -43,6 +43,7 @@ class Resumption:
         found = self._session.locate(self._cursor) if self._cursor else None
         reason = Reason(self._session.fence or "")
         if found is None:
+            await self._context.spread(self._session)
             await self._exchange.answers.not_found(reason)
         else:
             await self._refuse(found[0], reason)
@@ -180,6 +181,8 @@ class Resumption:
             if head.may_be_stream:
                 judge.tokens = tokens_of(policy.sources, head.fields)
                 judge.outage_at = self._context.upstream.outage_at
+                if (head.get(SESSION_ID) or session.id) != session.id:
+                    judge.outage_at = time.time()  # whose replay is it then? An overlap does not tell
                 former = self._context.holds.get(judge.stream)
                 if former is not None and not former.is_contested():
                     former.close()  # of another caller; the upstream has let this one in (R4)

@@ -264,6 +264,7 @@ def connect_ledger(ledger: Ledger, context: Context) -> None:
     ledger.on_fenced = context.holds.close_held
     ledger.on_outage = context.upstream.heard_of_outage
     context.upstream.tell_outage = ledger.tell_outage
+    context.upstream.outage_at = ledger.outage_at  # of before this process
     if ledger.lending is not None:
         context.elsewhere = Elsewhere(context, ledger.lending)
 

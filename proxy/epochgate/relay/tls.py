@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 
 from epochgate.errors import ConfigurationError
+from epochgate.files import check_regular
 from epochgate.settings import StoreTls, Tls, UpstreamTls
 
 _ALPN = ["http/1.1"]
@@ -37,6 +38,8 @@ def check_store(tls: StoreTls) -> None:
 
 def _client_context(above: str, tls: UpstreamTls | StoreTls) -> ssl.SSLContext:
     try:
+        if tls.ca is not None:
+            check_regular(tls.ca)
         context = ssl.create_default_context(cafile=tls.ca)
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(
@@ -53,6 +56,8 @@ def load_pair(context: ssl.SSLContext, above: str, cert: str, key: str) -> None:
     Raises ConfigurationError.
     """
     try:
+        check_regular(cert)
+        check_regular(key)
         context.load_cert_chain(cert, key, password="")  # an empty one, or OpenSSL would ask at the terminal
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(

@@ -397,7 +397,7 @@ class Upstream:
         self.connect_timeout = connect_timeout
         self.idle_timeout = idle_timeout
         self.outage_at = float("-inf")  # when it last refused or reset a new connection: a boundary signal
-        self.tell_outage: Callable[[], None] = lambda: None  # tells other processes of it
+        self.tell_outage: Callable[[float], None] = lambda _: None  # has it kept, and tells other processes of it
         self.connections: set[UpstreamConnection] = set()
         self.tls = tls  # of connections to come
         self.known = KnownAnswers()
@@ -477,7 +477,7 @@ class Upstream:
 
     def _note_outage(self) -> None:
         self.outage_at = time.time()
-        self.tell_outage()
+        self.tell_outage(self.outage_at)
 
     def close(self) -> None:
         """Drop all connections."""
