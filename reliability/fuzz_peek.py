@@ -1,4 +1,4 @@
-"""The peek into JSON-RPC bodies and events against the standard library's reading of them (guard.mcp).
+"""The peek into JSON-RPC bodies and events against the standard library's reading of them (guard.mcp, guard.ordinary).
 
 The first byte of an input chooses where tokens are and what is known, and whether the rest is the body as it is or the
 choices by which one is grown: most bytes are no JSON, and most JSON is no message. Where the reference gives up (nested
@@ -20,8 +20,12 @@ from epochgate.guard.mcp import (
     read_answers,
     read_call,
     read_messages,
-    repeats_only,
 )
+from epochgate.guard.ordinary import record_ordinary
+from epochgate.guard.record import Limits, Origin, Session
+from epochgate.guard.sse import Framer
+from epochgate.guard.watch import Watch
+from epochgate.settings import PolicySettings
 
 DICTIONARY = (
     '"jsonrpc"', '"2.0"', '"method"', '"initialize"', '"params"', '"result"', '"error"', '"code"', '"id"', '"_meta"',
@@ -29,6 +33,7 @@ DICTIONARY = (
     "18446744073709551616", "\\\\u0069", "\\\\ud800", "\\\\/", "\\xef\\xbb\\xbf", "\\xff", "[", "{", "}", "]", ",", ":",
     '{"jsonrpc":"2.0","method":', '"_meta":{"session_epoch":"e"}', '{"id":1,"result":{}}',
 )  # fmt: skip
+POLICY = PolicySettings().compiled()
 KEYS = ((), ("session_epoch",), ("session_epoch", "k"))
 KNOWN = (None, "e", "1")
 MOST_IDS = 1024  # of one POST are remembered (L5)
@@ -98,6 +103,16 @@ def grow(choices: bytes) -> bytes:
     return value(0).encode()
 
 
+def is_ordinary(body: bytes, tokens: Tokens, known: str | None) -> bool:
+    """Whether an event with this data is recorded without a closer look (guard.ordinary)."""
+    session = Session(b"S", b"", known, Limits(1, 1), 0.0)
+    watch = Watch(POLICY, session, (), session.open_stream(Origin.CALL))
+    watch.tokens = tokens
+    framer = Framer()
+    framer.feed(b": here\n\n")
+    return bool(record_ordinary(watch, framer, b"data: " + body + b"\n\n", 0.0))
+
+
 def check(data: bytes) -> None:
     """Raises AssertionError where the peek is wrong about this input."""
     if not data:
@@ -105,7 +120,7 @@ def check(data: bytes) -> None:
     keys, known, default = KEYS[data[0] % 3], KNOWN[data[0] // 3 % 3], KNOWN[data[0] // 9 % 3]
     body, tokens = grow(data[1:]) if data[0] >= GROWN else data[1:], Tokens(keys, default)
     call, messages, method = read_call(body), read_messages(body, tokens), method_of(body)
-    only, repeats = carries_only(body, tokens, known), repeats_only(body, tokens, known)
+    only, ordinary = carries_only(body, tokens, known), is_ordinary(body, tokens, known)
     quiet, quick = answers_nothing(body), read_answers(body)
     code, opened = error_code(body), holds_initialize_result(body)
     try:
@@ -115,7 +130,9 @@ def check(data: bytes) -> None:
     _check_call(call, read, method)
     _check_messages(messages, read, tokens)
     found = _tokens(read, keys)
-    if only or repeats:
+    if ordinary:
+        assert not list(_answers(read)), body
+    if only or ordinary:
         assert all(known in texts for texts in found), (body, known, found)
         assert default in (None, known)
         # What is read then says no more of the tokens.
