@@ -125,9 +125,13 @@ def check(data: bytes) -> None:
     code, opened = error_code(body), holds_initialize_result(body)
     try:
         read = reference(body)
+        if b"\0" in body:  # a call may come in UTF-16 or UTF-32
+            text = body.decode(json.detect_encoding(body), "replace")
+            _check_call(call, reference(text.encode("utf-8", "replace")), None)
+        else:
+            _check_call(call, read, method)
     except RecursionError:
         return
-    _check_call(call, read, method)
     _check_messages(messages, read, tokens)
     found = _tokens(read, keys)
     if ordinary:
