@@ -8,7 +8,21 @@ import pytest
 
 from epochgate.relay.flow import CONTEST
 from relay.wire import Peer
-from resume.story import LAST_CHUNK, STREAM, Answer, Story, began, note, notes, part, reply, response, until
+from resume.story import (
+    LAST_CHUNK,
+    STREAM,
+    Answer,
+    Story,
+    began,
+    event,
+    note,
+    notes,
+    part,
+    reply,
+    response,
+    result,
+    until,
+)
 
 BOTH_LOOPS = True
 MINE, OTHER = (b"Authorization: Bearer mine",), (b"Authorization: Bearer other",)
@@ -139,6 +153,38 @@ async def test_r7_two_that_were_served_at_once_leave_one_record(proxy):
         third, _, _ = await story.resumed(3, STREAM + part(notes(4, 5, 6, 7, 8, epoch=1)))
         await third.until(notes(8, epoch=1))
         assert bytes(third.data) == notes(4, 5, 6, 7, 8, epoch=1)
+
+
+@pytest.mark.parametrize("comment", [b"", b": here\n\n"])
+async def test_h2_a_buffer_is_whole_when_it_has_the_response_not_when_the_record_has(proxy, comment):
+    """T4: what the first of two was given is not in the buffer of the second, which must not end as if it were."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        first, second, server = await rivals(story)
+        await story.server.send(part(notes(5, 6, epoch=1) + event(7, result(5, 1))))
+        await first.until(event(7, result(5, 1)))
+        second.peer.reset()
+        await until(lambda: story.held == 1)
+        await server.send(part(notes(5, epoch=1) + comment))
+        third = await story.resume(4)
+        await third.until(notes(5, epoch=1))
+        await server.send(part(notes(6, epoch=1) + event(7, result(5, 1))), LAST_CHUNK)
+        await third.rest()
+        assert third.data.endswith(event(7, result(5, 1)))
+
+
+async def test_r4_a_comment_alone_is_nothing_to_serve(proxy):
+    """A stream that ended is asked for again at the upstream, if all that is left of it is a comment."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.leave()
+        await story.server.send(part(notes(4, epoch=1) + b": here\n\n"))
+        story.server.reset()
+        await until(lambda: not relay.context.streams)
+        first = await story.resume(3)
+        await first.until(notes(4, epoch=1))
+        second, _, _ = await story.resumed(4, STREAM + part(notes(5, epoch=1)))
+        await second.until(notes(5, epoch=1))
 
 
 async def test_r4_later_it_is_the_same_client_again(proxy):

@@ -279,7 +279,9 @@ class Flow:
         if self.downstream is not None and not self.downstream.reply.started:
             return False
         blocks = self._tail.after(position)
-        return blocks is not None and (bool(blocks) or not self.ended)
+        return blocks is not None and (
+            not self.ended or self._tail.end > position
+        )  # a comment alone is nothing to serve
 
     @property
     def decided(self) -> bool:
@@ -555,8 +557,8 @@ class Flow:
             self._tail.skip(position)
         else:
             self.close()
-        if not delivered and stream.finished:
-            self._clean = True  # every response is here: the upstream has done its part (H2)
+        if not delivered and stream.finished and self._tail.end >= stream.end - 1:
+            self._clean = True  # every response is here, not only on record: the upstream has done its part (H2)
             self._give_up()
 
     # -- ends
