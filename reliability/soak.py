@@ -245,9 +245,11 @@ PART = Part(
 The clients, server, relays and Valkey of the faults above, for half an hour with 2,000 clients, each with a stream open
 most of the time. They break off and resume, and call in between; sessions are lost all the time, the server restarts
 every five minutes, a fault comes to a random place every 20 s or so for 4 s, and the configuration is reloaded every
-30 s with other policies. Records live for a minute, so that they come and go. Flat means: the median of the last third
-is at most 3 % above that of the middle third, with some slack for what comes in whole numbers. (The short form is two
-minutes and a half with 300 clients.)
+30 s with other policies. Records live for a minute, so that they come and go. All streams may be held at once, for 10 s
+(`limits.held_streams` is twice the number of clients): a fault before the clients cuts off all of them together, and
+with the default of 1,024 the rest of the streams without epochs would be refused, as the policy says. Flat means: the
+median of the last third is at most 3 % above that of the middle third, with some slack for what comes in whole numbers.
+(The short form is two minutes and a half with 300 clients.)
 """,
     run=run,
     plots=(PLOT,),
