@@ -40,9 +40,10 @@ class Scale:
 class Target:
     """A proxy before the server that answers anything, and a caller of good will beside the attack."""
 
-    def __init__(self, proxy: Proxy, pulse: subprocess.Popen[str]) -> None:
+    def __init__(self, proxy: Proxy, pulse: subprocess.Popen[str], valkey: Valkey | None) -> None:
         self.proxy = proxy
         self._pulse = pulse
+        self._valkey = valkey
 
     @property
     def port(self) -> int:
@@ -62,6 +63,10 @@ class Target:
 
     async def metric(self, name: str) -> float:
         return (await self.proxy.metrics()).get(name, 0.0)
+
+    def stored(self) -> int:
+        """The records in the store, where it has one of its own."""
+        return 0 if self._valkey is None else self._valkey.count("*:session:*")
 
     async def initialize(self, path: str = "/mcp") -> dict[str, str]:
         """The fields of a new session."""
@@ -98,7 +103,7 @@ async def target(directory: pathlib.Path, settings: dict[str, Any]) -> AsyncIter
             [sys.executable, "-m", "reliability.pulse", str(proxy.port)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        yield Target(proxy, pulse)
+        yield Target(proxy, pulse, valkey)
     finally:
         for process in (pulse, victim):
             if process is not None:
@@ -361,7 +366,7 @@ async def made_up_sessions(aim: Target, scale: Scale) -> str:
     """Requests with session ids that nobody granted."""
     count = scale(100_000, 2000)
     chance = random.Random(1)
-    before = await aim.metric("epochgate_sessions")
+    before, stored = await aim.metric("epochgate_sessions"), aim.stored()
 
     def requests() -> Iterable[tuple[str, str, dict[str, str], bytes]]:
         for number in range(count):
@@ -376,6 +381,8 @@ async def made_up_sessions(aim: Target, scale: Scale) -> str:
     statuses = await _ask_many(aim.port, requests(), at_once=scale(400, 40))
     grown = await aim.metric("epochgate_sessions") - before
     assert not grown, f"{grown:.0f} records were made"
+    kept = aim.stored() - stored
+    assert not kept, f"{kept} records were made in the store"
     assert await aim.metric("epochgate_store_available") == 1, "the store is taken to be away"
     return f"{count:,} requests, no record made; answered {_listed(statuses)}"
 

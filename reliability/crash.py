@@ -48,6 +48,7 @@ class Outcome:
     store_kills: int = 0
     checks: int = 0
     fences: int = 0
+    fences_gone: int = 0
     missing: list[float] = field(default_factory=list)  # s before a kill that what is missing was recorded
     losses: int = 0
     starts: list[float] = field(default_factory=list)
@@ -168,6 +169,7 @@ class Crashes:
                 wire.close()
             self.outcome.fences += 1
             told = {} if status != 404 else json.loads(said)["error"].get("data") or {}
+            self.outcome.fences_gone += told.get("reason") != reason and reason not in NOT_FENCED
             if told.get("reason") != reason and reason not in NOT_FENCED:
                 made.tally.wrong.append(f"{path} {session_id}: the fence {reason} is gone: {status} {said[:100]!r}")
 
@@ -177,10 +179,10 @@ class Crashes:
 
     def _excuse(self, refusal: Refusal) -> bool:
         """A healthy session may be refused where what was recorded last is missing."""
-        if refusal.session.epoch is None and (refusal.reason in MISSING or excuse_unproven(refusal)):
+        if excuse_unproven(refusal):
             return True
-        if refusal.session.epoch is None and self._killed and time.time() - self._killed[-1] < WRITTEN_AFTER:
-            return refusal.reason in ("no_epoch", "no_event")  # what was held went with the process
+        if refusal.session.epoch is None and refusal.reason in ("no_epoch", "no_event"):  # what was held is gone
+            return bool(self._killed) and time.time() - self._killed[-1] < WRITTEN_AFTER
         if refusal.reason == "unknown_session":
             return self._is_missing(refusal.agent.opened_at)
         if refusal.reason == "unknown_cursor" and refusal.voyage is not None:
@@ -248,7 +250,10 @@ def figures(outcome: Outcome) -> list[Figure]:
             divergent <= {"divergent epoch_changed"},
         ),
         Figure(
-            f"{name}: fences looked at after a restart", f"{outcome.fences}, all in force", "all", outcome.fences > 0
+            f"{name}: fences looked at after a restart, and still in force",
+            f"{outcome.fences}, {outcome.fences - outcome.fences_gone}",
+            "all",
+            outcome.fences > 0 and not outcome.fences_gone,
         ),
         Figure(
             f"{name}: slowest client to get on after a restart",

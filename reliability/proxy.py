@@ -181,6 +181,11 @@ class Valkey:
                 raise RuntimeError("Valkey did not start")
             await asyncio.sleep(0.02)
 
+    def count(self, pattern: str) -> int:
+        """How many keys there are like this."""
+        with redis.Redis(port=self.port) as client:
+            return sum(1 for _ in client.scan_iter(pattern, count=1000))
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

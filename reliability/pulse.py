@@ -34,12 +34,15 @@ class Pulse:
         self._fields: dict[str, str] = {}
         self._kept: Wire | None = None
 
-    async def beat(self) -> None:
+    async def open(self) -> None:
+        """Its session. A record of it is made, which no attack made."""
         wire = await Wire.to(self._port)
         await wire.ask("POST", "/mcp", {}, INITIALIZE)
         await wire.read_all()
         self._fields = {"Mcp-Session-Id": wire.fields["mcp-session-id"]}
         wire.close()
+
+    async def beat(self) -> None:
         number = 0
         while True:
             number += 1
@@ -77,6 +80,7 @@ class Pulse:
 
 async def main(port: int) -> None:
     pulse = Pulse(port)
+    await pulse.open()
     beating = asyncio.create_task(pulse.beat())
     loop = asyncio.get_running_loop()
     while await loop.run_in_executor(None, sys.stdin.readline):

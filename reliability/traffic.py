@@ -116,6 +116,7 @@ class Agent:
         seed: int,
         excuse: Excuse,
         in_doubt: Callable[[float], bool],
+        fenced_for: float,
     ) -> None:
         self._port = port
         self._truth = truth
@@ -123,6 +124,7 @@ class Agent:
         self._ways = ways
         self._excuse = excuse
         self._in_doubt = in_doubt
+        self._fenced_for = fenced_for
         self._chance = random.Random(seed)
         self.plain = self._chance.random() < 0.25
         self.path = "/plain" if self.plain else "/epoch"
@@ -131,6 +133,7 @@ class Agent:
         self.progress_at = time.time()  # when it last got what it asked for
         self._refused = False
         self._refused_at = 0.0
+        self._reason = ""
         self._voyage: Voyage | None = None  # the stream that it reads
         self._wire: Wire | None = None  # for calls
         self._reading: Wire | None = None
@@ -216,10 +219,12 @@ class Agent:
             wire.close()
 
     async def _check_fence(self) -> None:
-        """F2: a session that was refused stays refused."""
+        """F2: a session that was refused stays refused. One without a record is refused alone (R3)."""
         session = self._truth.sessions.get(self.session_id)
-        if not self._refused or self._chance.random() > 0.3 or session is None:
+        if not self._refused or self._chance.random() > 0.3 or session is None or self._reason == "unknown_session":
             return
+        if session.lost_at is not None and time.time() - session.lost_at > self._fenced_for:
+            return  # who hears of it late, while a stream goes on (F6), may find the fence past its time
         await asyncio.sleep(FENCED_FOR)
         answer = await self._try(self._ask_once("POST", _call(9, "tools/list")))
         if answer is not None and answer[0] in (200, 404) and not self._in_doubt(self._refused_at):
@@ -383,6 +388,7 @@ class Agent:
         self.progress_at = self._refused_at = time.time()
         if already:
             return
+        self._reason = reason
         self._tally.refusals[reason] += 1
         self._tally.fenced.append((self.progress_at, self.path, self.session_id, reason))
         session = self._truth.sessions.get(self.session_id)

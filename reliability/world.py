@@ -39,6 +39,7 @@ class Plan:
         None  # whether a healthy session may have been refused, where that differs
     )
     in_doubt: Callable[[float], bool] = lambda _: False  # whether what was recorded at that time may be lost
+    fenced_for: float = float("inf")  # a fence surely lives as long
     settings: dict[str, Any] = field(default_factory=dict)
     relays: bool = True
 
@@ -119,7 +120,7 @@ class World:
             agent = Agent(
                 self._find_entrance, self.truth, self.tally, self.plan.ways,
                 seed=self.plan.seed * 100_003 + number, excuse=self.excuse,
-                in_doubt=self.plan.in_doubt,
+                in_doubt=self.plan.in_doubt, fenced_for=self.plan.fenced_for,
             )  # fmt: skip
             self.agents.append(agent)
             self._tasks.append(asyncio.create_task(agent.run(after=over * number / self.plan.clients)))
