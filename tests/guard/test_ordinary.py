@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochgate.guard.ordinary import record_ordinary
-from epochgate.guard.record import Limits, Origin, Session
+from epochgate.guard.record import Limits, Origin, Session, Watcher
 from epochgate.guard.sse import Framer, end_of_block, only_block
 from epochgate.guard.watch import Watch
 from guard.scene import HEADER, META, note, policy, result
@@ -190,3 +190,61 @@ def test_a_mark_at_the_start_of_the_stream_is_left_to_the_framer() -> None:
     assert framer.at_start_of_block
     framer.feed(b"data: x\n\n\r")
     assert not framer.at_start_of_block
+
+
+class Heard(Watcher):
+    """A ledger that is told of each event."""
+
+    def __init__(self) -> None:
+        self.ids: list[bytes | None] = []
+
+    def event_added(self, session: Session, stream: Any, event: Any, answers: tuple[Any, ...]) -> None:
+        assert answers == ()
+        self.ids.append(event.id)
+
+
+def test_l5_the_oldest_events_give_way_and_the_ledger_hears_of_all() -> None:
+    recorder = Recorder("e", (), quick=True)
+    recorder.session.watcher = heard = Heard()
+    recorder.read(b": here\n\n", 0.0)
+    recorder.read(b"".join(map(plain, range(1, 9))), 1.0)
+    assert recorder.taken == 8
+    assert heard.ids == [b"%d" % number for number in range(1, 9)]
+    assert (recorder.stream.first, recorder.stream.end) == (2, 8)
+    assert recorder.session.locate(b"2") is None
+
+
+def test_l3_events_of_a_stream_without_ids_are_no_cursors() -> None:
+    recorder = Recorder("e", (), quick=True)
+    recorder.read(b": here\n\n", 0.0)
+    recorder.read((b"data: " + note(1, "e") + b"\n\n") * 2, 1.0)
+    assert recorder.taken == 2
+    assert [event.id for event in recorder.stream.events] == [None, None]
+    assert recorder.stream.last_id is None
+
+
+@pytest.mark.parametrize(
+    ("data", "end"),
+    [(b"x\n\nrest", 3), (b"x\r\n\r\nrest", 5), (b"x\nid: 1\n\n", 9), (b"x", 0), (b"x\n", 0), (b"x\n" * 20 + b"\n", 0)],
+)
+def test_where_an_unfinished_block_ends(data: bytes, end: int) -> None:
+    """A block of many lines is left to the framer."""
+    assert end_of_block(data) == end
+
+
+@pytest.mark.parametrize(
+    "stream", [b"data: \n\n", b"data: " + b"x" * 11 + b"\n\n", b"data: x\n\ndata: y\n\n", b": x\n\n"]
+)
+def test_what_is_no_single_message_is_left_to_the_framer(stream: bytes) -> None:
+    assert only_block(stream, 10) is None
+
+
+@pytest.mark.parametrize(("origin", "delivered"), [(Origin.CALL, True), (Origin.INITIALIZE, False)])
+def test_r3_an_id_was_delivered_unless_it_was_the_handshakes(origin: Origin, delivered: bool) -> None:
+    recorder = Recorder("e", (), quick=True)
+    recorder.session.delivered = False
+    recorder.stream.origin = origin
+    recorder.read(b": here\n\n", 0.0)
+    recorder.read(plain(1), 1.0)
+    assert recorder.taken == 1
+    assert recorder.session.delivered is delivered
