@@ -248,3 +248,15 @@ def test_r3_an_id_was_delivered_unless_it_was_the_handshakes(origin: Origin, del
     recorder.read(plain(1), 1.0)
     assert recorder.taken == 1
     assert recorder.session.delivered is delivered
+
+
+@pytest.mark.parametrize("token", ["f", None])
+def test_r12_what_is_looked_for_is_the_token_that_the_session_has_now(token: str | None) -> None:
+    """A header that says the former one shows another epoch then, at each look."""
+    recorder = Recorder("e", ((b"Mcp-Session-Epoch", b"e"),), quick=True)
+    recorder.read(b": here\n\n", 0.0)
+    recorder.read(plain(1), 1.0)
+    assert recorder.taken == 1
+    recorder.session.token = token
+    for _ in range(2):
+        assert record_ordinary(recorder.watch, recorder.framer, plain(2), 1.0) == []

@@ -25,14 +25,11 @@ def record_ordinary(watch: Watch, framer: Framer, data: bytes, now: float) -> li
     session, stream = watch.session, watch.stream
     stops: list[int] = []
     looks = watch.looks()
-    if looks is None or stream is None or stream.key not in session.streams:
-        return stops
-    if b"\\" in data and tells_escapes(data):
+    if looks is None or stream is None or stream.key not in session.streams or tells_escapes(data):
         return stops
     has_cr = b"\r" in data
     last_id, longest = framer.last_id, framer.keep_data
     view = memoryview(data)
-    events: list[Event] = []
     at, size = 0, len(data)
     while at < size and (head := ORDINARY_HEAD(data, at)) is not None:
         event_id, begin = head[1], head.end()
@@ -57,11 +54,9 @@ def record_ordinary(watch: Watch, framer: Framer, data: bytes, now: float) -> li
                 break
         else:
             last_id = event_id
-            events.append(Event(event_id, digest_of(view[begin:end]), now))
+            session.add(stream, Event(event_id, digest_of(view[begin:end]), now), learn=event_id is not None)
             stops.append(at)
             continue
         break
-    if events:
-        framer.last_id = last_id
-        session.add_all(stream, events)
+    framer.last_id = last_id
     return stops

@@ -213,28 +213,6 @@ class Session:
         if self.watcher is not None:
             self.watcher.event_added(self, stream, event, answers)
 
-    def add_all(self, stream: Stream, messages: list[Event]) -> None:
-        """Append un-resumed messages that answer nothing; each has an id of its own, or none of them has any."""
-        events, positions, index, watcher = stream.events, stream.positions, self.index, self.watcher
-        see, most = stream.learner.see, self.limits.events
-        for event in messages:
-            event_id = event.id
-            if event_id is not None:
-                see(event_id, repeated=event_id in positions)
-                if event_id in index and index[event_id] is not stream:
-                    self.shared_ids = True
-                positions[event_id] = stream.first + len(events)
-                stream.last_id = event_id
-                index[event_id] = stream
-            events.append(event)
-            if len(events) > most:
-                self._forget_first(stream)
-            if watcher is not None:
-                watcher.event_added(self, stream, event, ())
-        stream.empties = 0
-        if not self.delivered:
-            self.delivered = stream.last_id is not None and stream.origin is not Origin.INITIALIZE
-
     def locate(self, cursor: bytes) -> tuple[Stream, int] | None:
         """The stream and the position that a cursor names: the last event that has this id (R3)."""
         stream = self.index.get(cursor)

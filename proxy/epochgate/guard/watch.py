@@ -36,11 +36,11 @@ class Watch:
 
     def looks(self) -> Looks | None:
         """What a message has to be looked through for, see `usual_token`; None where each shows another epoch."""
-        if self._looks is None or self._known != self.session.token:
-            self._known = self.session.token
-            if self.tokens.default not in (None, self._known):
-                return None
-            self._looks = tuple(usual_token(key, self._known) for key in self.tokens.keys)
+        known = self.session.token
+        if self._looks is None or self._known != known:
+            fits = self.tokens.default in (None, known)
+            self._known = known
+            self._looks = tuple(usual_token(key, known) for key in self.tokens.keys) if fits else None
         return self._looks
 
     def head(self) -> bool:

@@ -1,9 +1,9 @@
 """What has been passed on and is still to be read and recorded (docs/adr/0012-passed-on-first.md).
 
 A live stream is never stopped for what it says (R12): its bytes go on at once. To read each event between two system
-calls costs three times what it costs to read fifty in a row, so short reads wait for each other for some milliseconds;
-and an event that is cut at the end of a read waits for its rest. Whoever looks at a session, a stream or what is kept
-of it has to `settle` first.
+calls costs more than to read fifty in a row, so short reads wait for each other for some milliseconds; and an event
+that is cut at the end of a read waits for its rest. Whoever looks at a session, a stream or what is kept of it has to
+`settle` first.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Reader(Protocol):
 class Backlog:
     """What waits of each stream, since when."""
 
-    __slots__ = ("_loop", "_size", "_timed", "waiting")
+    __slots__ = ("_loop", "_size", "_timed", "_waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.waiting: dict[Reader, tuple[float, list[bytes]]] = {}
+        self._waiting: dict[Reader, tuple[float, list[bytes]]] = {}
         self._size = 0
         self._timed = False
 
     def add(self, reader: Reader, data: bytes, now: float) -> None:
         """Have it read soon."""
-        waiting = self.waiting.get(reader)
+        waiting = self._waiting.get(reader)
         if waiting is None:
-            self.waiting[reader] = now, [data]
+            self._waiting[reader] = now, [data]
         else:
             waiting[1].append(data)
         size = len(data)
@@ -57,11 +57,11 @@ class Backlog:
             self._loop.call_later(WAIT, self._time_out)
 
     def _read_long(self, reader: Reader) -> None:
-        now, pieces = self.waiting.pop(reader)
+        now, pieces = self._waiting.pop(reader)
         self._size -= sum(map(len, pieces))
         rest = self._read(reader, now, pieces, final=False)
         if rest:
-            self.waiting[reader] = now, [rest]
+            self._waiting[reader] = now, [rest]
             self._size += len(rest)
 
     def _time_out(self) -> None:
@@ -70,7 +70,9 @@ class Backlog:
 
     def settle(self) -> None:
         """Read all that waits."""
-        waiting, self.waiting = self.waiting, {}
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, {}
         self._size = 0
         for reader, (now, pieces) in waiting.items():
             self._read(reader, now, pieces, final=True)

@@ -333,8 +333,7 @@ class Exchange:
 
         Any other answer says nothing of it: a gateway may have given it, to a stranger.
         """
-        if self.context.backlog.waiting:
-            self.context.backlog.settle()
+        self.context.backlog.settle()
         if not 200 <= head.status < 300:
             return
         now = time.time()
@@ -372,7 +371,6 @@ class Exchange:
 
 def work_on(context: Context, request: Request) -> Coroutine[None, None, None] | None:
     """Work on a request. What is returned is to be awaited; None: it goes on by itself, and tells the connection."""
-    if context.backlog.waiting:
-        context.backlog.settle()
+    context.backlog.settle()
     exchange = Exchange(context, request)
     return None if exchange.begin() else exchange.run()

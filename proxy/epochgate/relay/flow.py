@@ -214,11 +214,7 @@ class Flow:
         count, stream = len(stops), self.stream
         self.context.telemetry.events += count
         if self._holdable:
-            position = stream.first + len(stream.events) - count
-            if count == 1:
-                self._tail.add(position, data[: stops[0]], delivered=True)
-            else:
-                self._tail.add_all(position, data, stops)
+            self._tail.add_all(stream.first + len(stream.events) - count, data, stops)
         return data[stops[-1] :]
 
     def _is_plain(self) -> bool:
@@ -279,9 +275,8 @@ class Flow:
         if self.downstream is not None and not self.downstream.reply.started:
             return False
         blocks = self._tail.after(position)
-        return blocks is not None and (
-            not self.ended or self._tail.end > position
-        )  # a comment alone is nothing to serve
+        # Where it has ended, a comment alone is nothing to serve.
+        return blocks is not None and (not self.ended or self._tail.end > position)
 
     @property
     def decided(self) -> bool:

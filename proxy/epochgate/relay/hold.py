@@ -51,7 +51,7 @@ class Tail:
         begin = 0
         while begin < len(stops):
             start = stops[begin - 1] if begin else 0
-            end = max(begin + 1, bisect_right(stops, start + DELIVERED_TAIL))
+            end = max(begin + 1, bisect_right(stops, start + self._room))
             raw = data[start : stops[end - 1]]  # no copy where it is all
             self.end = position + end - 1
             self._pieces.append((self.end, raw, [stop - start for stop in stops[begin:end]]))
