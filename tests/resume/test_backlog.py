@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import epochgate.relay.backlog
 from epochgate.relay.backlog import MOST, SHORT, WAIT, Backlog
 from epochgate.relay.hold import DELIVERED_TAIL, TRIM_EVERY, Tail
 from resume.story import began, notes, part
@@ -65,6 +66,13 @@ async def test_they_wait_for_some_milliseconds_only_and_are_bounded() -> None:
             await asyncio.sleep(WAIT / 5)
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is not read by itself: who needs it has to ask for it."""
+    monkeypatch.setattr(epochgate.relay.backlog, "WAIT", 3600.0)
+
+
+@pytest.mark.usefixtures("unhurried")
 async def test_l4_an_event_is_a_cursor_at_once(proxy) -> None:
     """R4: a client that was given an event may resume from it before the proxy has read it."""
     async with proxy() as relay:
@@ -76,14 +84,29 @@ async def test_l4_an_event_is_a_cursor_at_once(proxy) -> None:
         assert story.verdicts() == ["connection"]
 
 
-async def test_r12_a_live_event_of_another_epoch_fences_before_the_next_request(proxy) -> None:
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("request_is", ["a resume", "a call"])
+async def test_r12_a_live_event_of_another_epoch_fences_before_the_next_request(proxy, request_is: str) -> None:
     """However soon that comes."""
     async with proxy() as relay:
         story = await began(relay, epoch=1)
         await story.server.send(part(notes(4, epoch=2)))
         await story.answer.until(b"id: 4")
-        answer = await story.resume(4)
+        answer = await story.resume(4) if request_is == "a resume" else await story.send(story.call(6))
         await answer.until(b"epoch_changed")
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_a_keepalive_comment_never_stands_in_the_middle_of_an_event(proxy) -> None:
+    """T1: an event that is cut in the middle may not have been read yet."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        event = notes(4, epoch=1)
+        await story.server.send(part(event[:20]))
+        await story.answer.until(event[:20])
+        story.flow._beat()
+        await story.server.send(part(event[20:]))
+        await story.answer.until(event)
 
 
 sizes = st.one_of(st.integers(1, 40), st.integers(1000, 3000), st.integers(15_000, 90_000))
