@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -17,14 +18,16 @@ from resume.story import began, notes, part
 
 class Reader:
     def __init__(self) -> None:
-        self.read_ = []
+        self.read_: list[bytes] = []
+        self.at = 0.0
 
     def read(self, data: bytes, now: float, *, final: bool) -> bytes:
         """What comes after a `|` is the start of something."""
         if data == b"fault":
             raise ValueError("a fault of ours")
         whole, _, rest = (data, b"", b"") if final else data.partition(b"|")
-        self.read_.append((whole, now))
+        self.read_.append(whole)
+        self.at = now
         return rest
 
 
@@ -34,35 +37,38 @@ async def test_reads_wait_in_order_and_a_fault_of_one_stops_no_other() -> None:
     told: list[Any] = []
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
     backlog, reader, faulty = Backlog(loop), Reader(), Reader()
-    backlog.add(reader, b"1", 1.0)
-    backlog.add(faulty, b"fault", 1.0)
-    backlog.add(reader, b"2", 2.0)
+    began_at = time.time()
+    backlog.add(reader, b"1")
+    first_at = time.time()
+    backlog.add(faulty, b"fault")
+    backlog.add(reader, b"2")
     assert reader.read_ == []
     backlog.settle()
-    assert reader.read_ == [(b"12", 1.0)]
+    assert reader.read_ == [b"12"]
+    assert began_at <= reader.at <= first_at, "when the first of it was passed on"
     assert [str(error) for error in told] == ["a fault of ours"]
 
 
 async def test_a_long_read_does_not_wait_but_what_is_cut_at_its_end_does() -> None:
     backlog, reader, long = Backlog(asyncio.get_running_loop()), Reader(), b"x" * SHORT
-    backlog.add(reader, b"1", 1.0)
-    backlog.add(reader, long + b"|2", 2.0)
-    backlog.add(reader, b"3", 3.0)
-    assert reader.read_ == [(b"1" + long, 1.0)]
+    backlog.add(reader, b"1")
+    backlog.add(reader, long + b"|2")
+    backlog.add(reader, b"3")
+    assert reader.read_ == [b"1" + long]
     backlog.settle()
-    assert reader.read_ == [(b"1" + long, 1.0), (b"23", 1.0)]
+    assert reader.read_ == [b"1" + long, b"23"]
 
 
-async def test_they_wait_for_some_milliseconds_only_and_are_bounded() -> None:
+async def test_they_wait_for_a_moment_only_and_are_bounded() -> None:
     backlog, reader = Backlog(asyncio.get_running_loop()), Reader()
     for _ in range(MOST // SHORT):
-        backlog.add(reader, b"x" * SHORT, 1.0)
+        backlog.add(reader, b"x" * SHORT)
     assert reader.read_ == []
-    backlog.add(reader, b"x", 1.0)
-    assert [len(data) for data, _ in reader.read_] == [MOST + 1]
-    backlog.add(reader, b"late", 2.0)
+    backlog.add(reader, b"x")
+    assert [len(data) for data in reader.read_] == [MOST + 1]
+    backlog.add(reader, b"late")
     async with asyncio.timeout(WAIT * 200):
-        while reader.read_[-1][0] != b"late":
+        while reader.read_[-1] != b"late":
             await asyncio.sleep(WAIT / 5)
 
 

@@ -50,7 +50,7 @@ def record_ordinary(watch: Watch, framer: Framer, data: bytes, now: float) -> li
             break
         for name, usual in looks:
             found = text.rfind(name, base, end)  # the quickest way over the whole of a long one
-            if found >= 0 and not (text.startswith(usual, found) and text.find(name, base, found) < 0):
+            if found >= 0 and not (text.startswith(usual, found) and text.rfind(name, base, found) < 0):
                 break
         else:
             last_id = event_id

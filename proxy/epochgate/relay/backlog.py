@@ -1,7 +1,7 @@
 """What has been passed on and is still to be read and recorded (docs/adr/0012-passed-on-first.md).
 
 A live stream is never stopped for what it says (R12): its bytes go on at once. To read each event between two system
-calls costs more than to read fifty in a row, so short reads wait for each other for some milliseconds; and an event
+calls costs more than to read fifty in a row, so short reads wait for each other for a moment; and an event
 that is cut at the end of a read waits for its rest. Whoever looks at a session, a stream or what is kept of it has to
 `settle` first.
 """
@@ -9,12 +9,15 @@ that is cut at the end of a read waits for its rest. Whoever looks at a session,
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+import time
+from itertools import takewhile
+from typing import NamedTuple, Protocol
 
-WAIT = 0.005  # s
-SHORT = 16 * 1024  # bytes; a longer read does not wait for others
+WAIT = 0.05  # s
+TICK = 0.025  # s between two looks at what is due: all at once would stop the loop for too long
+SHORT = 64 * 1024  # bytes; a longer read does not wait for others
 LONGEST_REST = 64 * 1024  # bytes of an event that wait for the rest of it
-MOST = 256 * 1024  # bytes that wait in all
+MOST = 1024 * 1024  # bytes that wait in all
 
 
 class Reader(Protocol):
@@ -28,58 +31,70 @@ class Reader(Protocol):
         """
 
 
+class Waiting(NamedTuple):
+    """What was passed on of one stream."""
+
+    since: float  # s, the time of the first of it
+    due: float  # s of the loop's clock
+    pieces: list[bytes]
+
+
 class Backlog:
-    """What waits of each stream, since when."""
+    """What waits of each stream, in the order in which it is due."""
 
     __slots__ = ("_loop", "_size", "_timed", "_waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: dict[Reader, tuple[float, list[bytes]]] = {}
+        self._waiting: dict[Reader, Waiting] = {}
         self._size = 0
         self._timed = False
 
-    def add(self, reader: Reader, data: bytes, now: float) -> None:
+    def add(self, reader: Reader, data: bytes) -> None:
         """Have it read soon."""
         waiting = self._waiting.get(reader)
         if waiting is None:
-            self._waiting[reader] = now, [data]
+            self._waiting[reader] = Waiting(time.time(), self._loop.time() + WAIT, [data])
         else:
-            waiting[1].append(data)
+            waiting.pieces.append(data)
         size = len(data)
         self._size += size
         if size > SHORT:
-            self._read_long(reader)
+            waiting = self._waiting.pop(reader)
+            rest = self._read(reader, waiting, final=False)
+            if rest:
+                self._waiting[reader] = waiting._replace(pieces=[rest])
+                self._size += len(rest)
         if self._size > MOST:
             self.settle()
         elif not self._timed:
             self._timed = True
-            self._loop.call_later(WAIT, self._time_out)
+            self._loop.call_later(WAIT, self._look)
 
-    def _read_long(self, reader: Reader) -> None:
-        now, pieces = self._waiting.pop(reader)
-        self._size -= sum(map(len, pieces))
-        rest = self._read(reader, now, pieces, final=False)
-        if rest:
-            self._waiting[reader] = now, [rest]
-            self._size += len(rest)
-
-    def _time_out(self) -> None:
-        self._timed = False
-        self.settle()
+    def _look(self) -> None:
+        """Read what is due."""
+        now = self._loop.time()
+        for reader in [reader for reader, _ in takewhile(lambda item: item[1].due <= now, self._waiting.items())]:
+            waiting = self._waiting.pop(reader, None)
+            if waiting is not None:
+                self._read(reader, waiting, final=True)
+        self._timed = bool(self._waiting)
+        if self._timed:
+            self._loop.call_later(TICK, self._look)
 
     def settle(self) -> None:
         """Read all that waits."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, {}
-        self._size = 0
-        for reader, (now, pieces) in waiting.items():
-            self._read(reader, now, pieces, final=True)
+        for reader, of_it in waiting.items():
+            self._read(reader, of_it, final=True)
 
-    def _read(self, reader: Reader, now: float, pieces: list[bytes], *, final: bool) -> bytes:
+    def _read(self, reader: Reader, waiting: Waiting, *, final: bool) -> bytes:
+        data = b"".join(waiting.pieces)
+        self._size -= len(data)
         try:
-            return reader.read(pieces[0] if len(pieces) == 1 else b"".join(pieces), now, final=final)
+            return reader.read(data, waiting.since, final=final)
         except Exception as error:  # noqa: BLE001  # a fault of ours: logged, and the other streams go on
             self._loop.call_exception_handler({"message": "a stream could not be read", "exception": error})
             return b""

@@ -168,15 +168,12 @@ class Flow:
 
     def received_data(self, data: bytes) -> None:
         """Record, check and pass on."""
-        now = time.time()
-        self.session.active_at = now
-        if self._heartbeat is not None:
-            self._heartbeat.heard()
         downstream = self.downstream
-        if downstream is not None and self._is_plain() and self._copy is None:
+        if downstream is not None and self._copy is None and self._is_plain():
             downstream.reply.write(data)
-            self.context.backlog.add(self, data, now)
+            self.context.backlog.add(self, data)
             return
+        now = time.time()
         self.context.backlog.settle()
         if self._checked:
             self._take_checked(data, now)
@@ -191,6 +188,9 @@ class Flow:
 
     def read(self, data: bytes, now: float, *, final: bool) -> bytes:
         """See `Reader`."""
+        self.session.active_at = now
+        if self._heartbeat is not None:
+            self._heartbeat.heard()
         framer = self._framer
         if self.downstream is not None and self._is_plain():
             begins = framer.at_start_of_block
