@@ -53,7 +53,8 @@ class Upstream:
         params = {"n": number, "_meta": {"session_epoch": self.epochs[session]}}
         message = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": params})
         self.stored[session].append(f"id: {session}-{number}\ndata: {message}\n\n".encode())
-        self.news[session].set()
+        news, self.news[session] = self.news[session], asyncio.Event()
+        news.set()  # for all that wait: a stream and the one that takes its place may be there at once
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         session = request.headers.get("Mcp-Session-Id", "")
@@ -81,12 +82,10 @@ class Upstream:
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):
             while not self.ending:
-                news, self.news[session] = self.news[session], asyncio.Event()
+                news = self.news[session]
                 for block in self.stored[session][position:]:
                     await response.write(block)
-                position = len(self.stored[session])
-                if not news.is_set():
-                    self.news[session] = news
+                    position += 1
                 await news.wait()
         return response
 
@@ -133,7 +132,7 @@ class Client:
         """Until it is refused or cancelled."""
         body = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {}}
         request = self._crowd.http.post(self._crowd.url(), json=body, headers=self._headers)
-        while self.refused is None:
+        while True:
             with contextlib.suppress(aiohttp.ClientError, ConnectionError):
                 async with request as answer:
                     if answer.status == 404:
@@ -141,6 +140,8 @@ class Client:
                         return
                     if answer.status == 200:
                         await self._take(answer)
+            if self.refused is not None:
+                return
             await asyncio.sleep(random.uniform(0.02, 0.1))
             self.resumes += 1
             headers = {**self._headers, "Last-Event-ID": f"{self.session}-{self.last}"}

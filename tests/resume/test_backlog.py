@@ -36,7 +36,7 @@ async def test_reads_wait_in_order_and_a_fault_of_one_stops_no_other() -> None:
     loop = asyncio.get_running_loop()
     told: list[Any] = []
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-    backlog, reader, faulty = Backlog(loop), Reader(), Reader()
+    backlog, reader, faulty = Backlog(loop, kept=False), Reader(), Reader()
     began_at = time.time()
     backlog.add(reader, b"1")
     first_at = time.time()
@@ -50,7 +50,7 @@ async def test_reads_wait_in_order_and_a_fault_of_one_stops_no_other() -> None:
 
 
 async def test_a_long_read_does_not_wait_but_what_is_cut_at_its_end_does() -> None:
-    backlog, reader, long = Backlog(asyncio.get_running_loop()), Reader(), b"x" * SHORT
+    backlog, reader, long = Backlog(asyncio.get_running_loop(), kept=False), Reader(), b"x" * SHORT
     backlog.add(reader, b"1")
     backlog.add(reader, long + b"|2")
     backlog.add(reader, b"3")
@@ -60,7 +60,7 @@ async def test_a_long_read_does_not_wait_but_what_is_cut_at_its_end_does() -> No
 
 
 async def test_they_wait_for_a_moment_only_and_are_bounded() -> None:
-    backlog, reader = Backlog(asyncio.get_running_loop()), Reader()
+    backlog, reader = Backlog(asyncio.get_running_loop(), kept=False), Reader()
     for _ in range(MOST // SHORT):
         backlog.add(reader, b"x" * SHORT)
     assert reader.read_ == []

@@ -32,6 +32,10 @@ class Ledger(Protocol):
     def key(self) -> bytes:
         """The key of all fingerprints, shared by all processes that share the ledger (L7)."""
 
+    @property
+    def kept(self) -> bool:
+        """Whether what is recorded outlives the process."""
+
     def get(self, session_id: bytes, now: float) -> Session | None:
         """The record that is at hand at `now` (s since 1970), without waiting; fenced sessions included."""
 

@@ -43,6 +43,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class KeptLedger:
     """See `Ledger`. What is in memory counts here; a store that is away costs nothing but what it does not keep."""
 
+    kept = True
+
     def __init__(self, records: Records, store: Store) -> None:
         self.key = secrets.token_bytes(32)
         self.on_key: Callable[[bytes], None] | None = None  # is told where the kept key becomes known after the start

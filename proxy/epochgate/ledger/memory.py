@@ -94,6 +94,8 @@ def _let_go(session: Session) -> None:
 class MemoryLedger:
     """See `Ledger`."""
 
+    kept = False
+
     def __init__(self, records: Records) -> None:
         self.key = secrets.token_bytes(32)
         self._records = records

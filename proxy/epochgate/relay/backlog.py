@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 WAIT = 0.05  # s
-TICK = 0.025  # s between two looks at what is due: all at once would stop the loop for too long
+KEPT_WAIT = 0.005  # s; where records outlive the process, what it has not read when it is killed would be lost
 SHORT = 64 * 1024  # bytes; a longer read does not wait for others
 LONGEST_REST = 64 * 1024  # bytes of an event that wait for the rest of it
 MOST = 1024 * 1024  # bytes that wait in all
@@ -42,10 +42,12 @@ class Waiting(NamedTuple):
 class Backlog:
     """What waits of each stream, in the order in which it is due."""
 
-    __slots__ = ("_loop", "_size", "_timed", "_waiting")
+    __slots__ = ("_loop", "_size", "_timed", "_wait", "_waiting")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, kept: bool) -> None:
+        """`kept`: what is recorded outlives the process."""
         self._loop = loop
+        self._wait = KEPT_WAIT if kept else WAIT
         self._waiting: dict[Reader, Waiting] = {}
         self._size = 0
         self._timed = False
@@ -54,7 +56,7 @@ class Backlog:
         """Have it read soon."""
         waiting = self._waiting.get(reader)
         if waiting is None:
-            self._waiting[reader] = Waiting(time.time(), self._loop.time() + WAIT, [data])
+            self._waiting[reader] = Waiting(time.time(), self._loop.time() + self._wait, [data])
         else:
             waiting.pieces.append(data)
         size = len(data)
@@ -69,7 +71,7 @@ class Backlog:
             self.settle()
         elif not self._timed:
             self._timed = True
-            self._loop.call_later(WAIT, self._look)
+            self._loop.call_later(self._wait, self._look)
 
     def _look(self) -> None:
         """Read what is due."""
@@ -80,7 +82,7 @@ class Backlog:
                 self._read(reader, waiting, final=True)
         self._timed = bool(self._waiting)
         if self._timed:
-            self._loop.call_later(TICK, self._look)
+            self._loop.call_later(self._wait / 2, self._look)  # all at once would stop the loop for too long
 
     def settle(self) -> None:
         """Read all that waits."""

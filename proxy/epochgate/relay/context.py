@@ -84,7 +84,7 @@ class Context:
     farewells: dict[Farewell, None] = field(default_factory=dict)  # DELETEs whose client has gone, by age
 
     def __post_init__(self) -> None:
-        self.backlog = Backlog(self.loop)
+        self.backlog = Backlog(self.loop, kept=self.ledger.kept)
 
     def fence(self, policy: Policy, session: Session, reason: Reason) -> None:
         """Fence a session, once (F2), and close what is held for it. In observe mode it is only counted, once."""
