@@ -389,13 +389,13 @@ async def test_a_store_that_hangs_is_given_up(durable, monkeypatch):
     hanging.set()
     began = time.monotonic()
     assert await ledger.find(b"nobody", time.time()) is None
-    assert time.monotonic() - began < kept.READ_WITHIN + 0.2
+    assert time.monotonic() - began < kept.READ_WITHIN + 2.0, "and not the 30 s that it hangs"
     assert await ledger.find(b"nobody", time.time(), Resume(b"1", b"")) is None
     assert ledger.problem is not None
     began = time.monotonic()
     for _ in range(20):
         assert await ledger.find(b"nobody", time.time(), Resume(b"1", b"")) is None
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 10 * kept.READ_WITHIN, "nobody waits"
     hanging.clear()
     await asyncio.wait_for(ledger.flush(), 5.0)
     assert ledger.problem is None
