@@ -11,7 +11,7 @@ import sys
 import time
 
 from bench.bounds import judged, values
-from bench.contenders import CONTENDERS, PEERS, WORKERS, Contender, Running, earlier, started, upstream
+from bench.contenders import CONTENDERS, PEERS, STORES, WORKERS, Contender, Running, earlier, started, upstream
 from bench.measures import Measure, WrongError
 from bench.report import FOREIGN, spread, write_report
 from bench.tools import real_server
@@ -41,7 +41,7 @@ def choose(options: argparse.Namespace) -> list[Contender | None]:
     wanted = options.contenders.split(",") if options.contenders else []
     chosen: list[Contender | None] = [None] if not wanted or "direct" in wanted else []
     others = [earlier(options.before)] if options.before else []
-    for contender in (*CONTENDERS, *WORKERS, *others, *PEERS):
+    for contender in (*CONTENDERS, *STORES, *WORKERS, *others, *PEERS):
         if wanted and contender.name not in wanted:
             continue
         if missing := contender.missing():

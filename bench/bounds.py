@@ -100,6 +100,22 @@ BOUNDS = (
         "x",
         least=True,
     ),
+    *(
+        Bound(
+            f"{what} a second with {store} by those with memory alone",
+            ratio(measure, f"epochgate-{store.lower()}", "per_second", inverse=True),
+            0.85,
+            None,
+            "x",
+            least=True,
+        )
+        for store in ("SQLite", "Valkey")
+        for what, measure in (
+            ("JSON POSTs", "json-16"),
+            ("one-event streams", "call-16"),
+            ("1 KB events", "flood-1k-each"),
+        )
+    ),
     Bound(
         "mitmproxy's CPU of a JSON POST by ours", ratio("json-16", "mitmproxy", inverse=True), 10, None, "x", least=True
     ),

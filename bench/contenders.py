@@ -153,6 +153,16 @@ def _workers(number: int) -> Callable[[pathlib.Path, int, int], list[str]]:
     return command
 
 
+def _with_sqlite(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
+    return ["env", f"EPOCHGATE_STORE__URL=sqlite://{folder}/ledger.db", *_gate("enforce")(folder, port, upstream)]
+
+
+def _with_valkey(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
+    """The Valkey is somebody else's: it runs on the CPU of the load, though its time counts as that of the proxy."""
+    gate = machine.pinned(machine.PROXY_CPU, _gate("enforce")(folder, port, upstream))
+    return machine.pinned(machine.LOAD_CPU, [sys.executable, str(HERE / "with_store.py"), *gate])
+
+
 def _aiohttp(*loop: str) -> Callable[[pathlib.Path, int, int], list[str]]:
     return lambda _, port, upstream: [
         sys.executable,
@@ -165,6 +175,7 @@ def _aiohttp(*loop: str) -> Callable[[pathlib.Path, int, int], list[str]]:
 
 _WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from epochgate.cli import main; sys.exit(main())"
 _ALWAYS = _needs("Python", sys.executable)
+_READY = b" accepts connections on "
 
 CONTENDERS = (
     Contender("nginx", _needs("nginx", NGINX), _nginx, [NGINX, "-v"]),
@@ -193,9 +204,13 @@ WORKERS = tuple(
         _workers(number),
         [GATE, "version"],
         spread=True,
-        says=b" accepts connections on ",
+        says=_READY,
     )
     for number in (1, 2)
+)
+STORES = (
+    Contender("epochgate-sqlite", _needs("epochgate", GATE), _with_sqlite, [GATE, "version"], says=_READY),
+    Contender("epochgate-valkey", _needs("epochgate", GATE), _with_valkey, [GATE, "version"], spread=True, says=_READY),
 )
 PEERS = (
     Contender(

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from bench.contenders import WORKERS, Contender
+from bench.contenders import STORES, WORKERS, Contender
 from bench.measures import (
     Measure,
     measure_big,
@@ -24,6 +24,8 @@ SIZES = {"100b": (100, 60_000), "1k": (1024, 30_000), "16k": (16384, 2_500)}
 
 SPEAK_MCP = ("fastmcp-proxy", "mcp-proxy")
 WITH_WORKERS = tuple(contender.name for contender in WORKERS)
+WITH_STORE = tuple(contender.name for contender in STORES)
+OF_STORES = ("json-16", "call-16", "paced-epoch", "flood-1k-each")
 SLOW = ("mitmproxy", "uvicorn-httpx")
 
 
@@ -170,6 +172,8 @@ def takes_part(measure: Measure, contender: str) -> bool:
     name = measure.name
     if name.startswith("workers") or contender in WITH_WORKERS:
         return name.startswith("workers") and contender in WITH_WORKERS
+    if contender in WITH_STORE:
+        return name in OF_STORES
     if contender in SPEAK_MCP:
         return measure.real and not (contender == "mcp-proxy" and name == "steps")  # it drops progress
     if contender == "direct":
