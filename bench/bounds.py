@@ -40,12 +40,14 @@ def _pairs(ours: dict[int, float], theirs: dict[int, float], join: Callable[[flo
     return [join(ours[number], theirs[number]) for number in ours if number in theirs]
 
 
-def ratio(measure: str, other: str, figure: str = "us", *, inverse: bool = False) -> Callable[[Runs], list[float]]:
+def ratio(
+    measure: str, other: str, figure: str = "us", *, inverse: bool = False, ours: str = GATE
+) -> Callable[[Runs], list[float]]:
     """Ours by theirs (theirs by ours where `inverse`), round by round."""
 
     def figures(runs: Runs) -> list[float]:
-        ours, theirs = values(runs, measure, GATE, figure), values(runs, measure, other, figure)
-        return _pairs(ours, theirs, lambda a, b: (b / a if inverse else a / b) if a and b else 0.0)
+        mine, theirs = values(runs, measure, ours, figure), values(runs, measure, other, figure)
+        return _pairs(mine, theirs, lambda a, b: (b / a if inverse else a / b) if a and b else 0.0)
 
     return figures
 
@@ -103,7 +105,7 @@ BOUNDS = (
     *(
         Bound(
             f"{what} a second with {store} by those with memory alone",
-            ratio(measure, f"epochgate-{store.lower()}", "per_second", inverse=True),
+            ratio(measure, "epochgate-memory", "per_second", ours=f"epochgate-{store.lower()}"),
             0.85,
             None,
             "x",

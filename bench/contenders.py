@@ -153,14 +153,13 @@ def _workers(number: int) -> Callable[[pathlib.Path, int, int], list[str]]:
     return command
 
 
-def _with_sqlite(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
-    return ["env", f"EPOCHGATE_STORE__URL=sqlite://{folder}/ledger.db", *_gate("enforce")(folder, port, upstream)]
+def _with_store(url: str) -> Callable[[pathlib.Path, int, int], list[str]]:
+    """`{folder}` in the URL is that of its files."""
 
+    def command(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
+        return ["env", f"EPOCHGATE_STORE__URL={url.format(folder=folder)}", *_gate("enforce")(folder, port, upstream)]
 
-def _with_valkey(folder: pathlib.Path, port: int, upstream: int) -> list[str]:
-    """The Valkey is somebody else's: it runs on the CPU of the load, though its time counts as that of the proxy."""
-    gate = machine.pinned(machine.PROXY_CPU, _gate("enforce")(folder, port, upstream))
-    return machine.pinned(machine.LOAD_CPU, [sys.executable, str(HERE / "with_store.py"), *gate])
+    return command
 
 
 def _aiohttp(*loop: str) -> Callable[[pathlib.Path, int, int], list[str]]:
@@ -208,9 +207,13 @@ WORKERS = tuple(
     )
     for number in (1, 2)
 )
-STORES = (
-    Contender("epochgate-sqlite", _needs("epochgate", GATE), _with_sqlite, [GATE, "version"], says=_READY),
-    Contender("epochgate-valkey", _needs("epochgate", GATE), _with_valkey, [GATE, "version"], spread=True, says=_READY),
+STORES = tuple(
+    Contender(f"epochgate-{name}", _needs("epochgate", GATE), command, [GATE, "version"], spread=True, says=_READY)
+    for name, command in (
+        ("memory", _with_store("memory://")),
+        ("sqlite", _with_store("sqlite://{folder}/ledger.db")),
+        ("valkey", _workers(1)),
+    )
 )
 PEERS = (
     Contender(

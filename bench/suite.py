@@ -25,7 +25,7 @@ SIZES = {"100b": (100, 60_000), "1k": (1024, 30_000), "16k": (16384, 2_500)}
 SPEAK_MCP = ("fastmcp-proxy", "mcp-proxy")
 WITH_WORKERS = tuple(contender.name for contender in WORKERS)
 WITH_STORE = tuple(contender.name for contender in STORES)
-OF_STORES = ("json-16", "call-16", "paced-epoch", "flood-1k-each")
+OF_STORES = ("json-16", "call-16", "flood-1k-each")
 SLOW = ("mitmproxy", "uvicorn-httpx")
 
 

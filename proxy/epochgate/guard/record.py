@@ -25,7 +25,7 @@ class Origin(StrEnum):
     UNKNOWN = "unknown"  # a resume that was let through unproven: what it owes is not known
 
 
-class Event(msgspec.Struct, frozen=True, gc=False):
+class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An event as it was read: the id that stuck (None: no id), the digest of its data (empty: priming), when (s)."""
 
     id: bytes | None

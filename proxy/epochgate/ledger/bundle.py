@@ -15,7 +15,7 @@ Argument = bytes | str | int | float
 Command = tuple[Argument, ...]
 
 CONNECTIONS = 32  # at work at the same time; the client library has no more than 100, and fails whoever asks for more
-PIPELINED = 16  # commands that are put together at a stretch
+PIPELINED = 64  # commands that are put together at a stretch
 
 
 class Bundle:

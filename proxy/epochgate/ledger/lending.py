@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from epochgate.errors import StoreError
-from epochgate.guard.record import Event, Session, Stream
+from epochgate.guard.record import Session, Stream
 from epochgate.ledger.loans import LEASE, NOT_KNOWN, Borrowing, Data, End, Entry, Head, Loan
 from epochgate.ledger.messages import Asked, Granted, Message, Offer, Reading, Returned, TakenBack, encode
 from epochgate.ledger.mirror import Mirror
@@ -211,9 +211,9 @@ class Lending:
         if session.watcher is None or session.streams.get(stream.key) is not stream:
             return
         for data in delivered:
-            for position, row in enumerate(data.rows, data.position):
+            for position, event in enumerate(data.events, data.position):
                 if position == stream.end:
-                    session.add(stream, Event(*row), learn=True)
+                    session.add(stream, event, learn=True)
             if data.owes == NOT_KNOWN:
                 stream.forget_owed()
             elif data.owes:

@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from epochgate.guard.record import Event
 from epochgate.ledger.messages import Appended, Offer, encode
-from epochgate.ledger.state import Row
 
 LEASE = 3.0  # s without a sign of life after which the other side is taken to be gone
 PIECE = 64 * 1024  # bytes of the body in one entry, at most
@@ -41,7 +41,7 @@ class Data(msgspec.Struct, frozen=True, tag=True, array_like=True):
     raw: bytes
     whole: bool = True  # it ends where a block ends
     position: int = 0  # of the first of these:
-    rows: tuple[Row, ...] = ()  # events
+    events: tuple[Event, ...] = ()
     owes: bytes = b""  # JSON of the requests that are still owed a response, or `NOT_KNOWN`, where that has changed
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from epochgate.guard.mcp import RpcId
 from epochgate.guard.record import Event, Session, Stream, Watcher
@@ -38,12 +37,14 @@ class Queue(Protocol):
         """`urgent`: it does not wait for others."""
 
 
-@dataclass(slots=True)
-class _Written:
+class _Written(NamedTuple):
     """What the store has of a stream."""
 
-    rev: int = 0
-    end: int = 0
+    rev: int
+    end: int
+
+
+_NOTHING = _Written(0, 0)
 
 
 class Mirror(Watcher):
@@ -128,7 +129,7 @@ class Mirror(Watcher):
         for key in self._changed:
             stream = session.streams.get(key)
             if stream is not None:
-                written = self._written.get(key) or _Written()
+                written = self._written.get(key, _NOTHING)
                 streams[key] = StreamChange(
                     written.rev,
                     encode_state(stream),
@@ -165,7 +166,7 @@ class Mirror(Watcher):
             self._head_rev += 1
         for key, stream in change.streams.items():
             if key in self.session.streams:
-                if self._written.get(key, _Written()).rev <= stream.base:
+                if self._written.get(key, _NOTHING).rev <= stream.base:
                     self._written[key] = _Written(stream.base + 1, stream.end)
             else:  # forgotten while it was written
                 self._gone.add(key)
@@ -217,7 +218,7 @@ class Mirror(Watcher):
             take_head(session, decode_head(kept.head))
             self._head_rev, self._head = kept.head_rev, kept.head
         for key, kept_stream in kept.streams.items():
-            written = self._written.get(key, _Written())
+            written = self._written.get(key, _NOTHING)
             if key in self._gone or revs.get(key, 0) <= kept_stream.rev <= written.rev:
                 continue
             stream = session.streams.get(key)

@@ -20,8 +20,6 @@ BLOCK = 32  # events
 KEYS = 1 << 32  # how many streams each of the processes that share a session can count
 NEVER = float("-inf")
 
-Row = tuple[bytes | None, bytes, float]  # an event: id, digest, at
-
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
     """What is kept of a session apart from its streams and of when it was last active."""
@@ -82,8 +80,7 @@ class Kept:
     torn: bool = False  # whoever wrote it died: the last of it may be missing
 
 
-@dataclass(frozen=True, slots=True)
-class StreamChange:
+class StreamChange(msgspec.Struct, frozen=True):
     """What is to be written of a stream that the store has in revision `base`. Blocks before `oldest` are dropped."""
 
     base: int
@@ -113,7 +110,7 @@ class Change:
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(Head).decode
 _decode_state = msgspec.msgpack.Decoder(StreamState).decode
-_decode_rows = msgspec.msgpack.Decoder(list[Row]).decode
+_decode_events = msgspec.msgpack.Decoder(list[Event]).decode
 
 
 def encode_head(session: Session) -> bytes:
@@ -163,13 +160,15 @@ def encode_blocks(stream: Stream, since: int) -> dict[int, bytes]:
     start = max(since, stream.first)
     if start >= stream.end:
         return {}
-    return {number: _encode(_rows(stream, number)) for number in range(start // BLOCK, (stream.end - 1) // BLOCK + 1)}
+    last = (stream.end - 1) // BLOCK
+    if stream.first // BLOCK == last:
+        return {last: _encode(list(stream.events))}
+    return {number: _encode(_events(stream, number)) for number in range(start // BLOCK, last + 1)}
 
 
-def _rows(stream: Stream, number: int) -> list[Row]:
+def _events(stream: Stream, number: int) -> list[Event]:
     first = max(number * BLOCK, stream.first)
-    events = (stream.events[at - stream.first] for at in range(first, min((number + 1) * BLOCK, stream.end)))
-    return [(event.id, event.digest, event.at) for event in events]
+    return [stream.events[at - stream.first] for at in range(first, min((number + 1) * BLOCK, stream.end))]
 
 
 class _Events:
@@ -181,12 +180,11 @@ class _Events:
         end = state.end
         while end > state.first:
             data = blocks.get((end - 1) // BLOCK)
-            rows = [] if data is None else _decode_rows(data)
+            kept = [] if data is None else _decode_events(data)
             start = max((end - 1) // BLOCK * BLOCK, state.first)
-            if len(rows) < end - start:
+            if len(kept) < end - start:
                 break
-            rows = rows[len(rows) - (end - start) :]
-            self.events[:0] = [Event(*row) for row in rows]
+            self.events[:0] = kept[len(kept) - (end - start) :]
             self.first = end = start
 
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
@@ -35,6 +36,7 @@ AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
 OUTAGE = "outage"  # in the place of a session's tag: the upstream had one
 
 _UPSTREAM = "upstream"
+_encode = msgspec.msgpack.Encoder().encode
 _NO_SESSION = "WRONGTYPE"
 
 
@@ -221,28 +223,22 @@ class ValkeyStore:
         return f"{self._prefix}:session:{{{self.tag(session_id)}}}"
 
     def _command(self, change: Change) -> Command:
-        texts: list[bytes | str | int | float] = [
-            change.life,
-            self.who,
-            int(change.whole),
-            int(change.fenced),
-            max(int(change.expires_in * 1000), 1),
-            change.active_at,
-            self.tag(change.session_id),
-            change.head_base,
-            change.head or b"",
-            len(change.left),
-            *change.left,
-            len(change.gone),
-            *change.gone,
-            len(change.streams),
-        ]
+        """See write.lua."""
+        head = change.head or b""
+        data = [head]
+        streams = []
         for key, stream in change.streams.items():
-            texts += (key, stream.base, stream.state, stream.oldest, len(stream.blocks))
-            for block in stream.blocks.items():
-                texts += block
-        packed = _pack(texts)
-        return ("EVALSHA", self._shas["write"], 1, self._name(change.session_id), f"{self._prefix}:changed", packed)
+            data.append(stream.state)
+            data += stream.blocks.values()
+            blocks = [(number, len(block)) for number, block in stream.blocks.items()]
+            streams.append((str(key), stream.base, len(stream.state), stream.oldest, blocks))
+        packed = _encode((
+            change.life, self.who, self.tag(change.session_id), change.whole, change.fenced,
+            max(int(change.expires_in * 1000), 1), change.active_at, change.head_base, len(head),
+            tuple(change.left), tuple(map(str, change.gone)), streams,
+        ))  # fmt: skip
+        name = self._name(change.session_id)
+        return ("EVALSHA", self._shas["write"], 1, name, f"{self._prefix}:changed", packed, b"".join(data))
 
     async def _execute(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to some commands; an error answer stands in the list."""
@@ -296,15 +292,6 @@ def _checked(answers: list[Any]) -> list[Any]:
                 raise _as_store_error(answer)
             answers[number] = None
     return answers
-
-
-def _pack(texts: Sequence[bytes | str | int | float]) -> bytes:
-    """Texts in one, each after its length in four bytes."""
-    parts: list[bytes] = []
-    for text in texts:
-        part = text if isinstance(text, bytes) else str(text).encode()
-        parts += (len(part).to_bytes(4, "big"), part)
-    return b"".join(parts)
 
 
 def _patience() -> dict[str, Any]:

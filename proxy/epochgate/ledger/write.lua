@@ -1,40 +1,22 @@
 -- Writes the change of one session in one step, its lifetime included.
--- KEYS[1]: the session, a hash. ARGV: the channel of changes, and the change: texts, each after its length in four bytes, of
---   life, who writes, whether it is whole ('1'), whether it is fenced ('1'), lifetime (ms), time of the last traffic, tag,
---   revision of the head before, head (empty: unchanged), number of processes that have ended and their names, number of
---   streams that are gone and their keys, number of streams and for each: key, revision before, state, oldest block, number
---   of blocks and for each: number, events. (One long text costs the client much less than many short ones.)
+-- KEYS[1]: the session, a hash. ARGV: the channel of changes; the change, in MessagePack; all texts of it that are not short,
+--   one after the other, of which the change has the lengths (that costs the client least). The change: life, who writes, tag,
+--   whether it is whole, whether it is fenced, lifetime (ms), time of the last traffic, revision of the head before, length of
+--   the head (0: unchanged), names of the processes that have ended, keys of the streams that are gone, and of each stream:
+--   key (as text: too long for a number), revision before, length of its state, oldest block, and number and length of its blocks.
 -- Returns 1, or 0 where the hash is not what the writer takes it for: nothing is written then.
-local session, channel, packed = KEYS[1], ARGV[1], ARGV[2]
+local session, channel, data = KEYS[1], ARGV[1], ARGV[3]
+local life, who, tag, whole, fenced, lifetime, active, head_base, head_length, left, gone, streams =
+    unpack(cmsgpack.unpack(ARGV[2]), 1, 12)
 local at = 1
 
-local function take()
-    local text
-    text, at = struct.unpack('>I4c0', packed, at)
+local function take(length)
+    local text = string.sub(data, at, at + length - 1)
+    at = at + length
     return text
 end
 
-local function take_number()
-    return tonumber(take())
-end
-
-local function take_all()
-    local found = {}
-    for n = 1, take_number() do
-        found[n] = take()
-    end
-    return found
-end
-
-local life, who, whole, fenced = take(), take(), take() == '1', take() == '1'
-local lifetime, active, tag, head_base, head = take_number(), take_number(), take(), take_number(), take()
-local left, gone, streams = take_all(), take_all(), {}
-for n = 1, take_number() do
-    streams[n] = {take(), take_number(), take(), take_number(), {}}
-    for block = 1, take_number() do
-        streams[n][5][block] = {take_number(), take()}
-    end
-end
+local head = take(head_length)
 
 local function number(value)
     return string.format('%d', value)
@@ -81,10 +63,10 @@ local function drop_blocks(key, last)
 end
 
 for _, stream in ipairs(streams) do
-    local key, base, state, oldest, blocks = unpack(stream, 1, 5)
-    redis.call('HSET', session, 'rev:' .. key, number(base + 1), 'state:' .. key, state)
+    local key, base, state_length, oldest, blocks = unpack(stream, 1, 5)
+    redis.call('HSET', session, 'rev:' .. key, number(base + 1), 'state:' .. key, take(state_length))
     for _, block in ipairs(blocks) do
-        redis.call('HSET', session, 'events:' .. key .. ':' .. number(block[1]), block[2])
+        redis.call('HSET', session, 'events:' .. key .. ':' .. number(block[1]), take(block[2]))
         redis.call('HSET', session, 'last:' .. key, number(block[1]))
     end
     drop_blocks(key, oldest - 1)

@@ -117,8 +117,8 @@ class Borrowed:
         now = self._context.loop.time()
         while self._delivered and now - self._delivered[0][0] > WRITTEN_AFTER:
             self._delivered.popleft()
-        if data.rows or data.owes:
-            self._delivered.append((now, Data(b"", position=data.position, rows=data.rows, owes=data.owes)))
+        if data.events or data.owes:
+            self._delivered.append((now, Data(b"", position=data.position, events=data.events, owes=data.owes)))
 
     def _finish(self) -> None:
         self._context.streams.discard(self)

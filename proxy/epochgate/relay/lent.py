@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from epochgate.guard.record import Event
 from epochgate.ledger.loans import NOT_KNOWN, PIECE, Data, End, Head, Loan
-from epochgate.ledger.state import Row
 from epochgate.relay.headers import Field, Framing
 from epochgate.relay.headers import Head as AnswerHead
 
@@ -77,8 +77,8 @@ class Lent:
         last = (len(data) - 1) // PIECE * PIECE
         for start in range(0, last, PIECE):
             self._loan.put(Data(data[start : start + PIECE], whole=False))
-        position, rows = self._rows()
-        self._loan.put(Data(data[last:], position=position, rows=rows, owes=self._owes()))
+        position, events = self._events()
+        self._loan.put(Data(data[last:], position=position, events=events, owes=self._owes()))
         if self._loan.full and not was_full and self.watcher is not None:
             self.watcher.client_paused()
 
@@ -95,12 +95,11 @@ class Lent:
         self.finished = True
         self._loan.put(End(clean))
 
-    def _rows(self) -> tuple[int, tuple[Row, ...]]:
+    def _events(self) -> tuple[int, tuple[Event, ...]]:
         stream = self._flow.stream
         first = max(self._recorded, stream.first)
         self._recorded = stream.end
-        events = (stream.events[position - stream.first] for position in range(first, stream.end))
-        return first, tuple((event.id, event.digest, event.at) for event in events)
+        return first, tuple(stream.events[position - stream.first] for position in range(first, stream.end))
 
     def _owes(self) -> bytes:
         stream = self._flow.stream
