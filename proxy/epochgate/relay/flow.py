@@ -155,7 +155,7 @@ class Flow:
         else:
             self._set_timer(policy.first_event_timeout, self._release_silent)
         if judge is None and self._watch.head():
-            context.live_change(policy, session)
+            self._see_another_epoch()
         self._heartbeat = Heartbeat(policy.keepalive, self._beat) if self._enforced and policy.keepalive else None
 
     # -- the upstream
@@ -401,9 +401,15 @@ class Flow:
                 self.judge.unreadable()
                 self._end_judging()
         if changed:
-            self.context.live_change(self.policy, self.session)
-            if self.downstream is None:
-                self.close()  # whatever `live_change` says: a buffer of another epoch is not delivered (R12, H3)
+            self._see_another_epoch()
+
+    def _see_another_epoch(self) -> None:
+        """It flows on (R12). Whatever `live_change` says: what is kept of it is not delivered again (H3)."""
+        self._holdable = False
+        self.context.holds.remove(self)
+        self.context.live_change(self.policy, self.session)
+        if self.downstream is None:
+            self.close()
 
     def _shadow(self, block: Block, now: float) -> None:
         """Observe mode: judge, report, and record what goes through all the same."""
