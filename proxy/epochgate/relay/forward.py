@@ -123,11 +123,6 @@ class Forwarder:
             self._copy.resize(0)
 
     @property
-    def is_read(self) -> bool:
-        """Whether all of the body could be copied."""
-        return self._sent_size <= LIVE_DATA
-
-    @property
     def rpc_method(self) -> str | None:
         """The JSON-RPC method that the body asks for, as far as the body was copied."""
         return method_of(b"".join(self._sent)) if self._sent else self._rpc_method
