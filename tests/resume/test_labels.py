@@ -74,6 +74,17 @@ async def test_r6_what_a_client_reads_as_a_stream_is_judged(proxy, head):
         await story.fenced("epoch_changed")
 
 
+@pytest.mark.parametrize("label", [TYPE, b"Content-Type: application/json"])
+async def test_r6_t2_a_type_that_its_connection_field_takes_away_says_nothing(proxy, label):
+    """The client does not get it."""
+    head = STREAM.replace(TYPE, label).replace(b"Connection: close", b"Connection: close, content-type")
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, _, _ = await story.resumed(3, head + part(SPLICED))
+        assert (await client.error())["data"] == {"reason": "epoch_changed"}
+
+
 @pytest.mark.parametrize("head", [*STREAMS.values(), *UNTYPED.values()], ids=[*STREAMS, *UNTYPED])
 async def test_r6_t2_its_head_goes_on_as_it_came(proxy, head):
     """What is proven is delivered under the status and the fields of the upstream."""

@@ -125,7 +125,9 @@ class Exchange:
             await self.answers.send(503, error_body("The proxy is about to end; try again"), [retry_after])
             return
         if b"connection" in request.first:
-            check_connection_options(connection_options(request.fields))
+            policy = context.policies.match(request.target)
+            credentials = () if policy is None or policy.mode is Mode.BYPASS else policy.credentials
+            check_connection_options(connection_options(request.fields), credentials)
         choose = self._choose_at_once()
         if choose is not None:
             await self._conclude(await self.forwarder.send(choose))
