@@ -29,7 +29,10 @@ SESSION_ERA = frozenset({b"2025-03-26", b"2025-06-18", b"2025-11-25"})
 
 
 class _Message(msgspec.Struct, gc=False):
-    """The members of a JSON-RPC message that matter here, but for the id undecoded; an absent one is empty."""
+    """The members of a JSON-RPC message that matter here, but for the id undecoded; an absent one is empty.
+
+    Who writes out all members of a struct writes `null` for those that are not there. Only a `result` may be null.
+    """
 
     id: RpcId | None = None
     method: msgspec.Raw = msgspec.Raw()
@@ -37,6 +40,16 @@ class _Message(msgspec.Struct, gc=False):
     result: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
     meta: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="_meta")
+
+    @property
+    def asks(self) -> bool:
+        """Whether it names a method, which is a text: to most readers a message with anything else there has none."""
+        return bool(self.method) and bytes(self.method).startswith(b'"')
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is a response."""
+        return bool(self.result or (self.error and bytes(self.error) != b"null")) and not self.asks
 
 
 class _Meta(msgspec.Struct, gc=False):
@@ -73,7 +86,7 @@ Looks = tuple[tuple[bytes, tuple[bytes, ...]], ...]  # of each key what `usual_t
 NOTHING = Messages()
 _NO_TOKENS = Tokens((), None)
 # How the SDKs begin a request or a notification, neither of which answers anything.
-CALLS = (b'{"jsonrpc":"2.0","method":', b'{"method":', b'{"jsonrpc": "2.0", "method": ', b'{"method": ')
+CALLS = (b'{"jsonrpc":"2.0","method":"', b'{"method":"', b'{"jsonrpc": "2.0", "method": "', b'{"method": "')
 _TOKEN = re.compile(rb'\s*:\s*("?)([^",}\s\\]+)\1\s*[,}]')
 _PLAIN_TOKEN = re.compile(r"[!#-\[\]-~]+")  # written in one way only
 _messages = msgspec.json.Decoder(_Message | list[_Message])
@@ -122,7 +135,7 @@ def read_call(body: bytes) -> Call:
         body = _in_utf8(body)
     try:
         for message in _split(body):
-            if message.method:
+            if message.asks:
                 initialize = initialize or _is_initialize(bytes(message.method))
                 if message.id is not None:
                     owes.append(message.id)
@@ -153,7 +166,7 @@ def may_initialize(body: bytes) -> bool:
 def method_of(body: bytes) -> str | None:
     """The method of the first message in a body that names one, None where none can be read."""
     try:
-        methods = [bytes(message.method) for message in _split(body) if message.method]
+        methods = [bytes(message.method) for message in _split(body) if message.asks]
         return str(msgspec.json.decode(methods[0], type=str)) if methods else None
     except _STRANGE:
         return None
@@ -181,7 +194,7 @@ def read_messages(data: bytes | None, tokens: Tokens) -> Messages:
         for message in _split(data):
             if tokens.keys:
                 found.append(_token_of(message, tokens.keys) or tokens.default)
-            if message.id is not None and (message.result or message.error) and not message.method:
+            if message.id is not None and message.answers:
                 answers.append(message.id)
     except _STRANGE:
         return _read_leniently(data, tokens)
@@ -239,8 +252,8 @@ def holds_initialize_result(data: bytes) -> bool:
 def error_code(body: bytes) -> int | None:
     """The code of the JSON-RPC error that a body holds, None if it holds none."""
     for message in _all_messages(body):
-        if "error" in message:
-            error = message["error"]
+        error = message.get("error")
+        if error is not None:
             code = error.get("code") if isinstance(error, dict) else None
             return code if isinstance(code, int) else None
     return None
@@ -318,7 +331,7 @@ def _read_call_leniently(body: bytes) -> Call:
     owes: list[RpcId] = []
     try:
         for message in _split_leniently(body):
-            if "method" in message:
+            if isinstance(message.get("method"), str):
                 initialize = initialize or message["method"] == "initialize"
                 identifier, known = _lenient_id(message)
                 readable = readable and known
@@ -335,7 +348,8 @@ def _read_leniently(data: bytes, tokens: Tokens) -> Messages:
     try:
         for message in _split_leniently(data):
             found.append(_lenient_token(message, tokens.keys) or tokens.default)
-            if ("result" in message or "error" in message) and "method" not in message:
+            answered = "result" in message or message.get("error") is not None
+            if answered and not isinstance(message.get("method"), str):
                 identifier, _ = _lenient_id(message)
                 if identifier is not None:
                     answers.append(identifier)

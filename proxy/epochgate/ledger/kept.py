@@ -367,7 +367,8 @@ class KeptLedger:
 
     def _unreadable(self, session_id: bytes, session: Session | None, error: Exception) -> None:
         self.failures += 1
-        log.warning("store.unreadable", message=str(error), remedy="what the store has of the session is removed")
+        why = type(error).__name__  # its text quotes what is there (L7)
+        log.warning("store.unreadable", why=why, remedy="what the store has of the session is removed")
         self._removed[session_id] = None
         if session is not None and isinstance(session.watcher, Mirror):
             session.watcher.forgotten()

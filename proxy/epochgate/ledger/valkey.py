@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 import msgspec
+from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
@@ -34,6 +36,22 @@ KEEP_KEY = 4  # the key of the fingerprints is kept for this many lifetimes of a
 AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
 
 OUTAGE = "outage"  # in the place of a session's tag: the upstream had one
+
+# What is told of an error: by its class, or by the words that the server's text begins with.
+_TOLD: dict[type[Exception], str] = {
+    exceptions.AuthenticationError: "it does not accept the user or the password",
+    exceptions.NoPermissionError: "its user may not do all that is needed",
+    exceptions.OutOfMemoryError: "its memory is full (maxmemory)",
+    exceptions.ReadOnlyError: "it is a replica, which takes no writes",
+    exceptions.BusyLoadingError: "it is still loading its data",
+    exceptions.InvalidResponse: "what answers there speaks another protocol",
+}
+_TOLD_BY_WORDS = {
+    "unknown command": "it does not know, or does not allow, a command that is needed",
+    "MISCONF": "it takes no writes, since it cannot save them (MISCONF)",
+    "NOREPLICAS": "it takes no writes, since it has too few replicas (NOREPLICAS)",
+    "BUSY": "it is busy with a script (BUSY)",
+}
 
 _UPSTREAM = "upstream"
 _encode = msgspec.msgpack.Encoder().encode
@@ -361,6 +379,15 @@ async def _store_errors() -> AsyncIterator[None]:
 
 
 def _as_store_error(error: Exception) -> StoreError:
+    """Told by its kind: a server quotes what it does not understand, be it the password (L7)."""
     if not isinstance(error, RedisError | OSError):
         return StoreError(f"its client library failed ({type(error).__name__}); look whether it runs and is reachable")
-    return StoreError(f"{str(error) or type(error).__name__}; look whether it runs, is reachable and takes writes")
+    text = str(error)
+    told = f"an error of the kind {type(error).__name__}"
+    if not isinstance(error, RedisError) or type(error) in (exceptions.ConnectionError, exceptions.TimeoutError):
+        told = text or told  # those of a socket: the server says nothing in it
+    else:
+        by_class = (words for kind, words in _TOLD.items() if isinstance(error, kind))
+        by_words = (words for begin, words in _TOLD_BY_WORDS.items() if text.startswith(begin))
+        told = next(itertools.chain(by_class, by_words), told)
+    return StoreError(f"{told}; look whether it runs, is reachable and takes writes")

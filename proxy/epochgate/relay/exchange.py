@@ -125,7 +125,9 @@ class Exchange:
             await self.answers.send(503, error_body("The proxy is about to end; try again"), [retry_after])
             return
         if b"connection" in request.first:
-            check_connection_options(connection_options(request.fields))
+            policy = context.policies.match(request.target)
+            credentials = () if policy is None or policy.mode is Mode.BYPASS else policy.credentials
+            check_connection_options(connection_options(request.fields), credentials)
         choose = self._choose_at_once()
         if choose is not None:
             await self._conclude(await self.forwarder.send(choose))
@@ -284,20 +286,22 @@ class Exchange:
             return self.suspect(policy, session, connection, head)
         if not 200 <= head.status < 300:
             return self.relay(connection, head)
-        is_stream = head.is_stream
+        is_stream = head.may_be_stream and method in (b"POST", b"GET")
         call = Call()
         if method == b"POST" and (is_stream or self.forwarder.may_initialize()):
-            call = self.forwarder.call() or Call()
+            call = self.forwarder.call() or Call(readable=False)
             if call.initialize and head.get(SESSION_ID):
                 return self._choose_unnamed(connection, head)
-        if is_stream and method in (b"POST", b"GET"):
+            # Without a type it is the empty answer to a notification, as a rule.
+            is_stream = is_stream and (head.is_stream or bool(call.owes) or not call.readable)
+        if is_stream:
             origin = Origin.CALL if method == b"POST" else Origin.STANDALONE
             credentials = self.credentials(policy)
             stream = session.open_stream(origin, call.owes, credentials)
-            stream.owes_known = self.forwarder.is_read and call.readable
+            stream.owes_known = call.readable
             self.forwarder.forget()
             if head.whole and head.get(b"content-encoding") is None:
-                record = StreamTap(self.context, policy, session, stream, head)
+                record = StreamTap(self.context, policy, session, stream, head, credentials)
                 return Passage(connection, head, self.forwarder.downstream, self.context, record)
             answered = Answered(connection, head)
             return Flow(

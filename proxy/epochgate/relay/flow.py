@@ -19,7 +19,7 @@ from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step
 from epochgate.guard.ordinary import record_ordinary
 from epochgate.guard.policy import Mode, Policy, Proof
 from epochgate.guard.record import Session, Stream
-from epochgate.guard.refusal import may_tell_in_band, told_events
+from epochgate.guard.refusal import may_fence, may_tell_in_band, told_events
 from epochgate.guard.sse import MARK, Block, Framer, Kind, end_of_block
 from epochgate.guard.verdict import Reason, proven
 from epochgate.guard.watch import Watch
@@ -146,7 +146,9 @@ class Flow:
             self._holdable = False  # coded bytes cannot be cut at blocks
         if self._holdable:
             context.holds.add(self)
-        context.streams.add(self)
+        known = head.is_stream or judge is not None  # else it may be a body of any kind, to be left alone
+        if known:
+            context.streams.add(self)
         downstream.client.watcher = self
         if downstream.client.paused:
             connection.pause()
@@ -154,9 +156,10 @@ class Flow:
             self._open_head()
         else:
             self._set_timer(policy.first_event_timeout, self._release_silent)
-        if judge is None and self._watch.head():
-            context.live_change(policy, session)
-        self._heartbeat = Heartbeat(policy.keepalive, self._beat) if self._enforced and policy.keepalive else None
+        if judge is None and may_fence(session, credentials, granted=head.is_stream) and self._watch.head():
+            self._see_another_epoch()
+        beats = known and self._enforced and policy.keepalive
+        self._heartbeat = Heartbeat(beats, self._beat) if beats else None
 
     # -- the upstream
 
@@ -320,6 +323,7 @@ class Flow:
             return
         self._set_timer(None)
         self.context.holds.release(self)
+        self.context.streams.add(self)
         downstream.reply.flush()
         if downstream.client.paused:
             self.connection.pause()
@@ -401,9 +405,15 @@ class Flow:
                 self.judge.unreadable()
                 self._end_judging()
         if changed:
-            self.context.live_change(self.policy, self.session)
-            if self.downstream is None:
-                self.close()  # whatever `live_change` says: a buffer of another epoch is not delivered (R12, H3)
+            self._see_another_epoch()
+
+    def _see_another_epoch(self) -> None:
+        """It flows on (R12). Whatever `live_change` says: what is kept of it is not delivered again (H3)."""
+        self._holdable = False
+        self.context.holds.remove(self)
+        self.context.live_change(self.policy, self.session)
+        if self.downstream is None:
+            self.close()
 
     def _shadow(self, block: Block, now: float) -> None:
         """Observe mode: judge, report, and record what goes through all the same."""

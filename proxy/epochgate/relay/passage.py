@@ -11,6 +11,7 @@ from epochgate.errors import UpstreamError
 from epochgate.guard.mcp import Headers, RpcId, holds_initialize_result
 from epochgate.guard.policy import Policy
 from epochgate.guard.record import Origin, Session, Stream
+from epochgate.guard.refusal import may_fence
 from epochgate.guard.sse import Block, Framer, only_block
 from epochgate.guard.watch import Watch
 from epochgate.relay.coding import decoded, decoder_of
@@ -241,12 +242,14 @@ class BodyTap:
 class StreamTap:
     """Records a guarded stream that came in one read, with its end: nothing of it can be held (L3, R12)."""
 
-    def __init__(self, context: Context, policy: Policy, session: Session, stream: Stream, head: Head) -> None:
+    def __init__(
+        self, context: Context, policy: Policy, session: Session, stream: Stream, head: Head, credentials: bytes
+    ) -> None:
         self._context = context
         self._policy = policy
         self._session = session
         self._watch = Watch(policy, session, head.fields, stream)
-        if self._watch.head():
+        if may_fence(session, credentials, granted=head.is_stream) and self._watch.head():
             context.live_change(policy, session)
 
     def data(self, data: bytes) -> None:

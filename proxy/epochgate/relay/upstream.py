@@ -281,7 +281,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep = framing is not Framing.CLOSE and self._parser.should_keep_alive()
         if self._keep and self._parser.get_http_version() != "1.1":  # RFC 9112 sections 6.1 and 9.3
             self._keep = framing is not Framing.CHUNKED and b"close" not in connection_options(self._fields)
-        first = dict(zip(reversed(self._names), (value for _, value in reversed(self._fields)), strict=True))
+        first = {lower_case(name): value for name, value in reversed(fields)}
         self._head = Head(status, self._status, fields, first, framing)
         if self._method == b"HEAD" and framing is Framing.NONE:
             self._finish()  # the parser waits for a body that does not come
