@@ -161,6 +161,9 @@ class ClientConnection(asyncio.Protocol):
         self.paused = False
         if self.watcher is not None:
             self.watcher.client_resumed()
+        elif self.current is None and self._queue:
+            self._next()
+            self._steer_reading()
 
     # -- httptools callbacks
 
@@ -314,6 +317,8 @@ class ClientConnection(asyncio.Protocol):
         if self.current is not None or self.lost:
             return
         if self._queue:
+            if self.paused:  # it does not take its answers: no more of them until it does
+                return
             request = self._queue.popleft()
             if request.body.complete:
                 self._set_timer(None)
