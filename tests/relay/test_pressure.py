@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import socket
 import time
 
@@ -58,12 +60,8 @@ def inside(relay: Relay) -> int:
     """Bytes that wait inside the proxy, for clients and for the upstream."""
     connections = [*relay.context.clients, *relay.context.upstream.connections]
     waiting = sum(connection._transport.get_write_buffer_size() for connection in connections)
-    bodies = (
-        connection._incoming.body.size
-        for connection in relay.context.clients
-        if connection._incoming is not None and not connection._in_head
-    )
-    return waiting + sum(bodies)
+    incoming = [connection._incoming for connection in relay.context.clients if not connection._in_head]
+    return waiting + sum(request.body.size for request in incoming if request is not None)
 
 
 async def stalled(sent: list[int]) -> None:
@@ -306,32 +304,6 @@ async def test_t6_a_client_that_half_closes_gets_all_its_answers(relay):
     assert (await client.message()).body == b"2"
     assert await client.rest() == b""
     assert await relay.unasked()
-
-
-async def test_t6_who_takes_no_answers_gets_no_more(relay):
-    """Those of the proxy itself, too: one connection that sends ahead and never reads would fill the memory."""
-    asked = get(b"/mcp", b"Mcp-Session-Id: made-up", b"Last-Event-ID: 1") * 100
-    client = await relay.connect()
-    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sent, most = [0], 0
-
-    async def send() -> None:
-        while sent[0] < 30_000:
-            await asyncio.get_running_loop().sock_sendall(client.sock, asked)
-            sent[0] += 100
-
-    sending = asyncio.ensure_future(send())
-    before = (-1, -1)
-    while before != (sent[0], relay.context.telemetry.requests.total()):
-        before = sent[0], relay.context.telemetry.requests.total()
-        await asyncio.sleep(0.2)
-        most = max(most, inside(relay))
-    assert before[1] > 1000
-    assert most < BUFFERED
-    sending.cancel()
-    await asyncio.wait((sending,))
-    for _ in range(500):
-        assert (await client.message()).status == 404
 
 
 def limit(relay, **limits: float) -> None:
