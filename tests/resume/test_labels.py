@@ -249,6 +249,33 @@ async def test_f3_r12_an_untyped_answer_to_a_stranger_is_no_grant(proxy, mine, w
         assert story.session.fence == ("epoch_changed" if mine else None)
 
 
+PAGES = {
+    "a page": (UNTYPED["no type"] + part(b"please log in") + LAST_CHUNK, "no_event"),
+    "a coded page": (
+        UNTYPED["no type"][:-2] + b"Content-Encoding: br\r\n\r\n" + part(b"please log in") + LAST_CHUNK,
+        "unreadable",
+    ),
+    "an event of another epoch": (UNTYPED["no type"] + part(SPLICED), "epoch_changed"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), PAGES.values(), ids=PAGES)
+@pytest.mark.parametrize("mine", [False, True])
+async def test_f3_an_untyped_answer_to_the_resume_of_a_stranger_is_no_grant(proxy, answer, reason, mine):
+    """It is refused to him alone."""
+    owner, other = b"Authorization: Bearer mine", b"Authorization: Bearer other"
+    async with proxy() as relay:
+        story = await began(relay, epoch=1, fields=(owner,))
+        await story.cut()
+        client = await story.resume(3, fields=(owner if mine else other,))
+        for _ in range(4 if reason == "no_event" else 1):
+            server, _ = await story.asked()
+            await server.send(answer)
+        assert (await client.error())["data"] == {"reason": reason}
+        assert story.verdicts() == [reason]
+        assert story.session.fence == (reason if mine else None)
+
+
 async def test_r3_a_stream_without_a_type_is_not_taken_for_nothing_delivered(proxy):
     """Its resume is one, and is judged."""
     async with proxy(resume={"hold": {"time": 0}}) as relay:

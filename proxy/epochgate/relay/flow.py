@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epochgate.errors import UpstreamError
-from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step
+from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step, is_refused
 from epochgate.guard.ordinary import record_ordinary
 from epochgate.guard.policy import Mode, Policy, Proof
 from epochgate.guard.record import Session, Stream
 from epochgate.guard.refusal import may_fence, may_tell_in_band, told_events
 from epochgate.guard.sse import MARK, Block, Framer, Kind, end_of_block
-from epochgate.guard.verdict import Reason, proven
+from epochgate.guard.verdict import Reason, proven, unproven
 from epochgate.guard.watch import Watch
 from epochgate.relay.backlog import LONGEST_REST
 from epochgate.relay.coding import Decoder, decoder_of
@@ -68,6 +68,7 @@ class Flow:
         "_holdable",
         "_ids",
         "_marked",
+        "_may_fence",
         "_readable",
         "_reported",
         "_tail",
@@ -119,6 +120,7 @@ class Flow:
         self._holdable = self._enforced and Proof.CONNECTION in policy.accept and policy.hold_time > 0
         self._checked = judge is not None and self._enforced  # whole blocks are released, after they are checked
         self._watch = Watch(policy, session, head.fields, stream)
+        self._may_fence = may_fence(session, credentials, granted=head.is_stream)  # a body without a type is no grant
         self._reported = None if judge is None else judge.verdict
         self._timer: asyncio.TimerHandle | None = None
         self._decoder: Decoder | None = None
@@ -156,7 +158,7 @@ class Flow:
             self._open_head()
         else:
             self._set_timer(policy.first_event_timeout, self._release_silent)
-        if judge is None and may_fence(session, credentials, granted=head.is_stream) and self._watch.head():
+        if judge is None and self._may_fence and self._watch.head():
             self._see_another_epoch()
         beats = known and self._enforced and policy.keepalive
         self._heartbeat = Heartbeat(beats, self._beat) if beats else None
@@ -411,7 +413,8 @@ class Flow:
         """It flows on (R12). Whatever `live_change` says: what is kept of it is not delivered again (H3)."""
         self._holdable = False
         self.context.holds.remove(self)
-        self.context.live_change(self.policy, self.session)
+        if self._may_fence:
+            self.context.live_change(self.policy, self.session)
         if self.downstream is None:
             self.close()
 
@@ -429,7 +432,7 @@ class Flow:
         """Observe mode: the judge would have refused, and nothing more is judged."""
         self._report()
         judge, self.judge = self.judge, None
-        if judge is not None and judge.verdict is not None and judge.refused:
+        if judge is not None and judge.verdict is not None and judge.refused and self._may_fence:
             self.context.fence(self.policy, self.session, judge.verdict.reason)
 
     def _take_checked(self, data: bytes, now: float) -> None:
@@ -486,14 +489,24 @@ class Flow:
         if fits:
             return
         if self._checked and self.judge is not None:
+            if self._decoder is None or is_refused(unproven(Reason.UNREADABLE), self.policy):
+                self._put_off()
+                return
             self.judge.unreadable()
             self._report()
-            if self._decoder is None or self.judge.refused:
-                self._refuse()
-                return
             self._readable = False
         self._framer.let_go()
         self._copy.resize(self._framer.kept + len(self._coded))
+
+    def _put_off(self) -> None:
+        """There is no room for what has to be checked. That says nothing of the session: the client may ask again."""
+        downstream = self.downstream
+        if downstream is not None and not downstream.reply.started:
+            self.downstream = None
+            self.close()
+            downstream.finish(Outcome.NO_ROOM)
+        else:
+            self.close()
 
     def _blocks_of(self, data: bytes) -> list[Block]:
         if self._decoder is not None:
@@ -620,7 +633,8 @@ class Flow:
                 else:
                     downstream.reply.break_off()
                 downstream.finish(Outcome.DONE)
-        self.context.fence(self.policy, self.session, reason)
+        if self._may_fence:
+            self.context.fence(self.policy, self.session, reason)
 
     def _open_head(self) -> None:
         """Release the head, and the blocks that wait for it (R8, R10)."""

@@ -249,7 +249,8 @@ class StreamTap:
         self._policy = policy
         self._session = session
         self._watch = Watch(policy, session, head.fields, stream)
-        if may_fence(session, credentials, granted=head.is_stream) and self._watch.head():
+        self._may_fence = may_fence(session, credentials, granted=head.is_stream)
+        if self._may_fence and self._watch.head():
             context.live_change(policy, session)
 
     def data(self, data: bytes) -> None:
@@ -258,7 +259,7 @@ class StreamTap:
         block = only_block(data, LIVE_DATA)
         blocks = Framer(keep_data=LIVE_DATA).feed(data) if block is None else [block]
         self._context.telemetry.events += len(blocks)
-        if True in [self._watch.see(block, now) for block in blocks]:
+        if True in [self._watch.see(block, now) for block in blocks] and self._may_fence:
             self._context.live_change(self._policy, self._session)
 
     def end(self) -> None:

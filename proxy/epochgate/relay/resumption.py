@@ -17,12 +17,14 @@ from epochgate.relay.downstream import Outcome
 from epochgate.relay.flow import Answered, Flow
 from epochgate.relay.forward import Choose
 from epochgate.relay.headers import Field, Head, without
+from epochgate.relay.reply import error_body
 from epochgate.relay.upstream import Receiver, UpstreamConnection
 
 if TYPE_CHECKING:
     from epochgate.relay.exchange import Exchange
 
 ASK_AGAIN_AFTER = (0.1, 0.3, 0.5)  # s (R9)
+RETRY_AFTER = (b"Retry-After", b"1")  # s, when others may have let go of what they keep
 
 
 class Resumption:
@@ -154,7 +156,14 @@ class Resumption:
                 if ending is Ending.PASS:
                     self._flow.pass_empty(exchange.reply)
                     return
-                self._context.fence(self._policy, session, Reason.NO_EVENT)
+                if may_fence(session, self._credentials, granted=self._flow.head.is_stream):
+                    self._context.fence(self._policy, session, Reason.NO_EVENT)
+                await self._refuse(judge.stream, Reason.NO_EVENT)
+                return
+            elif outcome is Outcome.NO_ROOM:
+                self._note_spent(judge.stream)
+                await exchange.answers.send(503, error_body("No room to check the answer; try again"), [RETRY_AFTER])
+                return
             elif outcome is Outcome.DONE:
                 if exchange.reply.status >= 400:
                     self._note_spent(judge.stream)
@@ -163,6 +172,9 @@ class Resumption:
                 if may_fence(session, self._credentials, granted=False):
                     self._context.fence(self._policy, session, Reason.SESSION_LOST)
                 await self._refuse(judge.stream, Reason.SESSION_LOST)
+                return
+            elif session.fence is None and judge.verdict is not None:
+                await self._refuse(judge.stream, judge.verdict.reason)  # to this caller alone (F3)
                 return
         await self._refuse(judge.stream, Reason(session.fence or ""))
 
