@@ -226,6 +226,25 @@ def test_of_several_keys_the_first_that_is_present_counts() -> None:
     assert read_messages(b'{"_meta":{"a":""}}', Tokens(("a", "b"), "h")).tokens == ("h",)
 
 
+def test_a_long_token_is_remembered_by_its_digest() -> None:
+    """L5: nothing that a server says makes a record grow without bound; and it tells epochs apart all the same."""
+    sources = (META, HEADER)
+
+    def told(token: bytes, *, odd: bool = False) -> str | None:
+        text = b'{"method":"n","_meta":{"session_epoch":%b}%b}' % (token, b',"x":NaN' if odd else b"")
+        (found,) = read_messages(text, PLAIN).tokens
+        return found
+
+    one, two = (b'"%b"' % (letter * 100_000) for letter in (b"a", b"b"))
+    for odd in (False, True):
+        assert told(one, odd=odd) == told(one) != told(two, odd=odd)
+        assert len(told(one, odd=odd) or "") < 256
+    assert len(told(b"[%b]" % one) or "") < 256
+    assert told(b'"%b"' % (b"a" * 256)) == "a" * 256
+    by_header = tokens_of(sources, [(b"Mcp-Session-Epoch", b"a" * 60_000)])
+    assert by_header.default == told(b'"%b"' % (b"a" * 60_000))
+
+
 def test_the_header_counts_where_a_message_has_no_token() -> None:
     assert read_messages(batch(note(1, "m"), note(2)), Tokens((NAME,), "h")).tokens == ("m", "h")
     assert read_messages(note(1), Tokens((), "h")).tokens == ("h",)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -95,6 +96,7 @@ _meta_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _token = msgspec.json.Decoder(int | str | None)
 _STRANGE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)  # for a lenient reader, perhaps
 _INFINITY = float("inf")
+_LONGEST_TOKEN = 256  # characters
 _MOST_DIGITS = 4300  # Python converts no more; to most readers such a number is infinite
 # The requests in one POST whose ids are remembered (L5).
 _MOST_OWED = 1024
@@ -115,7 +117,7 @@ def tokens_of(sources: Sequence[Source], headers: Headers) -> Tokens:
         else:
             token = header_value(headers, source)
             if token is not None:
-                return Tokens(tuple(keys), token)
+                return Tokens(tuple(keys), _bounded_token(token))
     return Tokens(tuple(keys), None)
 
 
@@ -293,7 +295,14 @@ def _as_text(raw: msgspec.Raw | None) -> str | None:
     if raw is None:
         return None
     token = _token.decode(raw)
-    return None if token is None else str(token) or None
+    return None if token is None else _bounded_token(str(token)) or None
+
+
+def _bounded_token(token: str) -> str:
+    """A token as it is remembered: one that nobody needs to be so long, by its digest."""
+    if len(token) <= _LONGEST_TOKEN:
+        return token
+    return f"sha256:{hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 # -- as the most lenient client would
@@ -377,9 +386,10 @@ def _lenient_token(message: dict[str, object], keys: Sequence[str]) -> str | Non
             value = members.get(key) if isinstance(members, dict) else None
             if isinstance(value, str) and _is_sendable(value):
                 if value:
-                    return value
+                    return _bounded_token(value)
             elif value is not None:
-                return json.dumps(value, separators=(",", ":"))  # whatever it is, it is there, and may differ
+                # Whatever it is, it is there, and may differ.
+                return _bounded_token(json.dumps(value, separators=(",", ":")))
     return None
 
 

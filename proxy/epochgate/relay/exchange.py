@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Coroutine
 
-from epochgate.errors import BadRequestError, UpstreamError
+from epochgate.errors import BadRequestError, NoRoomError, UpstreamError
 from epochgate.guard.judge import is_refused
 from epochgate.guard.mcp import LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID, Call, is_session_era
 from epochgate.guard.policy import Mode, Policy
@@ -36,6 +36,8 @@ from epochgate.relay.request import Request
 from epochgate.relay.resumption import Resumption
 from epochgate.relay.settling import Settling
 from epochgate.relay.upstream import Receiver, UpstreamConnection
+
+RETRY_AFTER = (b"Retry-After", b"1")  # s, when others may have let go of what they keep
 
 
 class Exchange:
@@ -95,14 +97,15 @@ class Exchange:
     async def _run(self, work: Coroutine[None, None, None]) -> None:
         try:
             await work
-        except (BadRequestError, UpstreamError) as error:
+        except (BadRequestError, NoRoomError, UpstreamError) as error:
             error.__traceback__ = None  # its frames know what it came out of, which knows it: a cycle
             if isinstance(error, UpstreamError):
                 self.context.saw_upstream_error(error)
             if self.reply.started:
                 self.reply.break_off()
             else:
-                await self.answers.send(error.status, error_body(str(error)))
+                more = [RETRY_AFTER] if isinstance(error, NoRoomError) else None
+                await self.answers.send(error.status, error_body(str(error)), more)
         except ConnectionError as error:
             error.__traceback__ = None
             self.client.abort()  # the client left in the middle of its request

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from epochgate.errors import UpstreamError
+from epochgate.errors import NoRoomError, UpstreamError
 from epochgate.guard.judge import Cursor, Ending, Judge, is_refused
 from epochgate.guard.mcp import LAST_EVENT_ID, SESSION_ID, tokens_of
 from epochgate.guard.policy import Mode, Policy, Proof
@@ -17,14 +17,12 @@ from epochgate.relay.downstream import Outcome
 from epochgate.relay.flow import Answered, Flow
 from epochgate.relay.forward import Choose
 from epochgate.relay.headers import Field, Head, without
-from epochgate.relay.reply import error_body
 from epochgate.relay.upstream import Receiver, UpstreamConnection
 
 if TYPE_CHECKING:
     from epochgate.relay.exchange import Exchange
 
 ASK_AGAIN_AFTER = (0.1, 0.3, 0.5)  # s (R9)
-RETRY_AFTER = (b"Retry-After", b"1")  # s, when others may have let go of what they keep
 
 
 class Resumption:
@@ -162,8 +160,7 @@ class Resumption:
                 return
             elif outcome is Outcome.NO_ROOM:
                 self._note_spent(judge.stream)
-                await exchange.answers.send(503, error_body("No room to check the answer; try again"), [RETRY_AFTER])
-                return
+                raise NoRoomError("No room to check the answer; try again")
             elif outcome is Outcome.DONE:
                 if exchange.reply.status >= 400:
                     self._note_spent(judge.stream)
