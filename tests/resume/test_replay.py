@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from relay.wire import post
+from relay.wire import chunked, post
 from resume.story import (
     JSON,
     LAST_CHUNK,
@@ -545,16 +545,68 @@ async def test_r8_a_boundary_since_the_cursor(proxy, signal):
 
 
 @pytest.mark.parametrize("signal", ["outage", "evicted", "another instance"])
-async def test_r8_a_boundary_before_the_cursor(proxy, signal):
-    """The cursor's event came after the sign, from the session itself: it is no hint any more."""
+@pytest.mark.parametrize("stream_is", ["older", "newer", "resumed", "whole"])
+async def test_r8_a_boundary_before_the_cursor(proxy, signal, stream_is):
+    """What comes after the sign to a request that is older may have been on its way, from a server that is going."""
     async with proxy(resume=OVERLAP, epoch=EPOCH) as relay:
-        story = await began(relay)
+        head = STREAM[:-2] + b"X-Instance: one\r\n\r\n"
+        story = await began(relay, head=head, epoch=1 if stream_is == "resumed" else None)
+        if stream_is == "resumed":  # that proof was another one
+            await story.cut()
+            story.answer, story.server, _ = await story.resumed(3, head + part(notes(3, 4, epoch=1)))
+            await story.answer.until(notes(4, epoch=1))
         await SIGNALS[signal](story)
+        if stream_is == "newer":  # its answer may be the sign itself
+            story.answer, story.server, _ = await story.ask(story.call(6))
+            await story.server.send(head + part(notes(4)))
+            await story.answer.until(notes(4))
+        if stream_is == "whole":
+            story.answer, story.server, _ = await story.ask(story.call(6))
+            await story.server.send(head + chunked(notes(4, 5)))
+        else:
+            await story.server.send(part(notes(4, 5) if stream_is == "older" else notes(5)))
+            await story.answer.until(notes(5))
+            await story.pause()
+        client, server, request = await story.resumed(5, STREAM + part(notes(5, 6)))
+        assert request.get(b"Last-Event-ID") == b"4"
+        if stream_is in ("newer", "whole"):
+            await client.until(notes(6))
+            assert story.verdicts() == ["overlap"]
+        else:
+            assert (await client.error())["data"] == {"reason": "boundary"}
+
+
+async def test_r8_an_answer_that_was_asked_for_before_the_sign(proxy):
+    """It has just begun, or is here as a whole, and yet is no sign of life since."""
+    async with proxy(resume=OVERLAP) as relay:
+        story = Story(relay)
+        await story.open()
+        story.answer, story.server, _ = await story.ask(story.call(5))
+        whole, server, _ = await story.ask(story.call(6))
+        await outage(story)
+        await story.server.send(STREAM + part(notes(1, 2)))
+        await story.answer.until(notes(2))
+        await story.pause()
+        await server.send(stream(notes(11, 12)))
+        await whole.rest()
+        for cursor in (2, 12):
+            client, _, _ = await story.resumed(cursor, STREAM + part(notes(cursor, cursor + 1)))
+            assert (await client.error())["data"] == {"reason": "boundary"}
+            story.session.fence = None
+
+
+async def test_r8_a_slow_client_leaves_events_on_their_way(proxy):
+    """They are read after the outage, and are from before it."""
+    async with proxy(resume=OVERLAP) as relay:
+        story = await began(relay)
+        story.flow.client_paused()
         await story.server.send(part(notes(4)))
+        await outage(story)
+        story.flow.client_resumed()
         await story.answer.until(notes(4))
         await story.pause()
-        status, _ = await judged(story, 4, notes(4, 5), asked=3)
-        assert (status, story.verdicts()) == (200, ["overlap"])
+        client, _, _ = await story.resumed(4, STREAM + part(notes(4, 5)))
+        assert (await client.error())["data"] == {"reason": "boundary"}
 
 
 async def test_r8_the_resume_itself_comes_from_another_instance(proxy):

@@ -26,7 +26,11 @@ class Origin(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """An event as it was read: the id that stuck (None: no id), the digest of its data (empty: priming), when (s)."""
+    """An event as it was read: the id that stuck (None: no id), the digest of its data (empty: priming), when (s).
+
+    Of one that came after a boundary signal, to a request from before it, `at` is when that request was sent: it may
+    have been on its way when the session was lost.
+    """
 
     id: bytes | None
     digest: bytes
@@ -292,15 +296,17 @@ class Session:
         if self.watcher is not None:
             self.watcher.session_changed(self)
 
-    def see_instance(self, instance: bytes | None, now: float) -> None:
-        """The instance header of a response; another value than before is a boundary signal."""
+    def see_instance(self, instance: bytes | None, now: float) -> bool:
+        """The instance header of a response; whether it is another one than before, which is a boundary signal."""
         if instance is None or instance == self.instance:
-            return
-        if self.instance is not None:
+            return False
+        another = self.instance is not None
+        if another:
             self.boundary_at = now
         self.instance = instance
         if self.watcher is not None:
             self.watcher.session_changed(self)
+        return another
 
     def mark_delivered(self) -> None:
         """Something was delivered whose ids cannot be read (T8): its client may well resume (R3)."""

@@ -107,6 +107,10 @@ class Context:
         if settled is not None:
             await settled
 
+    def came_at(self, session: Session, since: float, now: float) -> float:
+        """When an event that is read now came, as the answer to a request of the time `since`; see `Event`."""
+        return since if max(session.boundary_at, self.upstream.outage_at) > since else now
+
     def live_change(self, policy: Policy, session: Session) -> None:
         """Traffic that was not resumed shows another epoch (R12)."""
         if policy.live_change is not LiveChange.IGNORE:

@@ -281,7 +281,7 @@ class Exchange:
         policy, session, method = self._policy, self._session, self.request.method
         assert policy is not None
         assert session is not None
-        self.note_answer(policy, session, head)
+        since = self.note_answer(policy, session, connection, head)
         if head.status in (400, 404) and method != b"HEAD":  # whose answer says nothing
             return self.suspect(policy, session, connection, head)
         if not 200 <= head.status < 300:
@@ -301,9 +301,9 @@ class Exchange:
             stream.owes_known = call.readable
             self.forwarder.forget()
             if head.whole and head.get(b"content-encoding") is None:
-                record = StreamTap(self.context, policy, session, stream, head, credentials)
+                record = StreamTap(self.context, policy, session, stream, head, credentials, since)
                 return Passage(connection, head, self.forwarder.downstream, self.context, record)
-            answered = Answered(connection, head)
+            answered = Answered(connection, head, since)
             return Flow(
                 self.context, policy, session, stream, answered, self.forwarder.downstream, credentials=credentials
             )
@@ -332,18 +332,20 @@ class Exchange:
         if watch.body(body):
             self.context.live_change(policy, session)
 
-    def note_answer(self, policy: Policy, session: Session, head: Head) -> None:
+    def note_answer(self, policy: Policy, session: Session, connection: UpstreamConnection, head: Head) -> float:
         """A 2xx shows that the session lives, and its instance header may tell of a boundary.
 
-        Any other answer says nothing of it: a gateway may have given it, to a stranger.
+        Any other answer says nothing of it: a gateway may have given it, to a stranger. Returns the time (s) up to which
+        boundaries are older than what comes with this answer.
         """
         self.context.backlog.settle()
         if not 200 <= head.status < 300:
-            return
+            return connection.asked_at
         now = time.time()
         session.touch(now)
-        if policy.instance_header is not None:
-            session.see_instance(head.get(policy.instance_header), now)
+        if policy.instance_header is not None and session.see_instance(head.get(policy.instance_header), now):
+            return now
+        return connection.asked_at
 
     def suspect(self, policy: Policy, session: Session, connection: UpstreamConnection, head: Head) -> Receiver:
         """A 404 or a 400: perhaps a lost session (N1), which is a boundary signal at least."""

@@ -47,6 +47,7 @@ class Answered:
 
     connection: UpstreamConnection
     head: Head
+    since: float  # see `Context.came_at`
 
 
 class Flow:
@@ -71,6 +72,7 @@ class Flow:
         "_may_fence",
         "_readable",
         "_reported",
+        "_since",
         "_tail",
         "_timer",
         "_waiting",
@@ -109,6 +111,7 @@ class Flow:
         self.stream = stream
         self.connection = connection = answer.connection
         self.head = head = answer.head
+        self._since = answer.since
         self.downstream: Downstream | None = downstream
         self.credentials = credentials  # of the request that the upstream answered with it
         self.cursor = cursor
@@ -181,7 +184,8 @@ class Flow:
         now = time.time()
         self.context.backlog.settle()
         if self._checked:
-            self._take_checked(data, now)
+            self.session.active_at = now
+            self._take_checked(data, self.context.came_at(self.session, self._since, now))
         else:
             self._take_live(data, now)
         if self._copy is not None or self._framer.kept + len(self._coded) > FREE:
@@ -194,6 +198,7 @@ class Flow:
     def read(self, data: bytes, now: float, *, final: bool) -> bytes:
         """See `Reader`."""
         self.session.active_at = now
+        now = self.context.came_at(self.session, self._since, now)
         if self._heartbeat is not None:
             self._heartbeat.heard()
         framer = self._framer

@@ -243,9 +243,17 @@ class StreamTap:
     """Records a guarded stream that came in one read, with its end: nothing of it can be held (L3, R12)."""
 
     def __init__(
-        self, context: Context, policy: Policy, session: Session, stream: Stream, head: Head, credentials: bytes
+        self,
+        context: Context,
+        policy: Policy,
+        session: Session,
+        stream: Stream,
+        head: Head,
+        credentials: bytes,
+        since: float,
     ) -> None:
         self._context = context
+        self._since = since
         self._policy = policy
         self._session = session
         self._watch = Watch(policy, session, head.fields, stream)
@@ -255,7 +263,7 @@ class StreamTap:
 
     def data(self, data: bytes) -> None:
         """See `Tap`."""
-        now = time.time()
+        now = self._context.came_at(self._session, self._since, time.time())
         block = only_block(data, LIVE_DATA)
         blocks = Framer(keep_data=LIVE_DATA).feed(data) if block is None else [block]
         self._context.telemetry.events += len(blocks)
