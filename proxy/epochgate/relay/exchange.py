@@ -9,7 +9,7 @@ from epochgate.errors import BadRequestError, NoRoomError, UpstreamError
 from epochgate.guard.judge import is_refused
 from epochgate.guard.mcp import LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID, Call, is_session_era
 from epochgate.guard.policy import Mode, Policy
-from epochgate.guard.record import Origin, Session
+from epochgate.guard.record import Asked, Origin, Session
 from epochgate.guard.refusal import is_session_lost, may_fence
 from epochgate.guard.verdict import Reason, unproven
 from epochgate.guard.watch import Watch
@@ -284,7 +284,7 @@ class Exchange:
         policy, session, method = self._policy, self._session, self.request.method
         assert policy is not None
         assert session is not None
-        self.note_answer(policy, session, head)
+        asked = self.note_answer(policy, session, connection, head)
         if head.status in (400, 404) and method != b"HEAD":  # whose answer says nothing
             return self.suspect(policy, session, connection, head)
         if not 200 <= head.status < 300:
@@ -304,9 +304,9 @@ class Exchange:
             stream.owes_known = call.readable
             self.forwarder.forget()
             if head.whole and head.get(b"content-encoding") is None:
-                record = StreamTap(self.context, policy, session, stream, head, credentials)
+                record = StreamTap(self.context, policy, session, stream, head, credentials, asked)
                 return Passage(connection, head, self.forwarder.downstream, self.context, record)
-            answered = Answered(connection, head)
+            answered = Answered(connection, head, asked)
             return Flow(
                 self.context, policy, session, stream, answered, self.forwarder.downstream, credentials=credentials
             )
@@ -335,18 +335,18 @@ class Exchange:
         if watch.body(body):
             self.context.live_change(policy, session)
 
-    def note_answer(self, policy: Policy, session: Session, head: Head) -> None:
+    def note_answer(self, policy: Policy, session: Session, connection: UpstreamConnection, head: Head) -> Asked:
         """A 2xx shows that the session lives, and its instance header may tell of a boundary.
 
         Any other answer says nothing of it: a gateway may have given it, to a stranger.
         """
         self.context.backlog.settle()
-        if not 200 <= head.status < 300:
-            return
-        now = time.time()
-        session.touch(now)
-        if policy.instance_header is not None:
-            session.see_instance(head.get(policy.instance_header), now)
+        instance = None if policy.instance_header is None else head.get(policy.instance_header)
+        if 200 <= head.status < 300:
+            now = time.time()
+            session.touch(now)
+            session.see_instance(instance, now)
+        return Asked(connection.asked_at, instance)
 
     def suspect(self, policy: Policy, session: Session, connection: UpstreamConnection, head: Head) -> Receiver:
         """A 404 or a 400: perhaps a lost session (N1), which is a boundary signal at least."""

@@ -18,7 +18,7 @@ from epochgate.errors import UpstreamError
 from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step, is_refused
 from epochgate.guard.ordinary import record_ordinary
 from epochgate.guard.policy import Mode, Policy, Proof
-from epochgate.guard.record import Session, Stream
+from epochgate.guard.record import Asked, Session, Stream
 from epochgate.guard.refusal import may_fence, may_tell_in_band, told_events
 from epochgate.guard.sse import MARK, Block, Framer, Kind, end_of_block
 from epochgate.guard.verdict import Reason, proven, unproven
@@ -47,12 +47,14 @@ class Answered:
 
     connection: UpstreamConnection
     head: Head
+    asked: Asked
 
 
 class Flow:
     """One guarded stream on one upstream connection."""
 
     __slots__ = (
+        "_asked",
         "_at_start",
         "_attached_at",
         "_begun",
@@ -109,6 +111,7 @@ class Flow:
         self.stream = stream
         self.connection = connection = answer.connection
         self.head = head = answer.head
+        self._asked = answer.asked
         self.downstream: Downstream | None = downstream
         self.credentials = credentials  # of the request that the upstream answered with it
         self.cursor = cursor
@@ -181,7 +184,8 @@ class Flow:
         now = time.time()
         self.context.backlog.settle()
         if self._checked:
-            self._take_checked(data, now)
+            self.session.active_at = now
+            self._take_checked(data, self.session.came_at(self._asked, now))
         else:
             self._take_live(data, now)
         if self._copy is not None or self._framer.kept + len(self._coded) > FREE:
@@ -194,6 +198,7 @@ class Flow:
     def read(self, data: bytes, now: float, *, final: bool) -> bytes:
         """See `Reader`."""
         self.session.active_at = now
+        now = self.session.came_at(self._asked, now)
         if self._heartbeat is not None:
             self._heartbeat.heard()
         framer = self._framer

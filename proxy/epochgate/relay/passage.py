@@ -10,7 +10,7 @@ from typing import Protocol
 from epochgate.errors import UpstreamError
 from epochgate.guard.mcp import Headers, RpcId, holds_initialize_result
 from epochgate.guard.policy import Policy
-from epochgate.guard.record import Origin, Session, Stream
+from epochgate.guard.record import Asked, Origin, Session, Stream
 from epochgate.guard.refusal import may_fence
 from epochgate.guard.sse import Block, Framer, only_block
 from epochgate.guard.watch import Watch
@@ -243,9 +243,17 @@ class StreamTap:
     """Records a guarded stream that came in one read, with its end: nothing of it can be held (L3, R12)."""
 
     def __init__(
-        self, context: Context, policy: Policy, session: Session, stream: Stream, head: Head, credentials: bytes
+        self,
+        context: Context,
+        policy: Policy,
+        session: Session,
+        stream: Stream,
+        head: Head,
+        credentials: bytes,
+        asked: Asked,
     ) -> None:
         self._context = context
+        self._asked = asked
         self._policy = policy
         self._session = session
         self._watch = Watch(policy, session, head.fields, stream)
@@ -255,7 +263,7 @@ class StreamTap:
 
     def data(self, data: bytes) -> None:
         """See `Tap`."""
-        now = time.time()
+        now = self._session.came_at(self._asked, time.time())
         block = only_block(data, LIVE_DATA)
         blocks = Framer(keep_data=LIVE_DATA).feed(data) if block is None else [block]
         self._context.telemetry.events += len(blocks)

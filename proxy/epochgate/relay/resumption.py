@@ -186,7 +186,7 @@ class Resumption:
         exchange, policy, session = self._exchange, self._policy, self._session
 
         def choose(connection: UpstreamConnection, head: Head) -> Receiver | None:
-            exchange.note_answer(policy, session, head)
+            asked = exchange.note_answer(policy, session, connection, head)
             if head.may_be_stream:
                 judge.tokens = tokens_of(policy.sources, head.fields)
                 judge.outage_at = self._context.upstream.outage_at
@@ -203,7 +203,7 @@ class Resumption:
                     policy,
                     session,
                     judge.stream,
-                    Answered(connection, head),
+                    Answered(connection, head, asked),
                     exchange.forwarder.downstream,
                     credentials=self._credentials,
                     cursor=self._cursor,

@@ -91,6 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._request_sent = True  # nothing of the request body is still to come
         self._timer: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
+        self.asked_at = 0.0  # when its request began to be sent (s)
         self.fresh = True  # it has carried no answer yet
         self.idle_since = 0.0
         self.closed = False
@@ -103,6 +104,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Take the connection for a request with this method."""
         self._receiver = receiver
         self._method = method
+        self.asked_at = time.time()
         self._head = None
         self._told = False
         self._in_head = False
