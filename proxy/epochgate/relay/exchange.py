@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine
+from functools import partial
 
 from epochgate.errors import BadRequestError, UpstreamError
 from epochgate.guard.judge import is_refused
@@ -203,15 +204,8 @@ class Exchange:
                 await self.make_room(policy, session)
             self.forwarder.copying = is_post
             if request.method == b"DELETE":
-                self.forwarder.leave = lambda connection: self._hear_out(policy, session, connection)
+                self.forwarder.leave = partial(Farewell, self.context, policy, session)
             await self._conclude(await self.forwarder.send(self.choose_known))
-
-    def _hear_out(self, policy: Policy, session: Session, connection: UpstreamConnection) -> None:
-        """The client of a DELETE has gone, but the session may end by it (L6)."""
-        if self.request.body.complete:
-            Farewell(self.context, policy, session, connection)
-        else:
-            connection.abort()
 
     def _is_session_era(self) -> bool:
         """S1. A field that is empty names no version; of several versions nobody knows which one the server takes."""
@@ -335,8 +329,8 @@ class Exchange:
     def note_answer(self, policy: Policy, session: Session, connection: UpstreamConnection, head: Head) -> float:
         """A 2xx shows that the session lives, and its instance header may tell of a boundary.
 
-        Any other answer says nothing of it: a gateway may have given it, to a stranger. Returns the time (s) up to which
-        boundaries are older than what comes with this answer.
+        Any other answer says nothing of it: a gateway may have given it, to a stranger. Returns the time (s) up to
+        which boundaries are older than what comes with this answer.
         """
         self.context.backlog.settle()
         if not 200 <= head.status < 300:
