@@ -357,7 +357,7 @@ class Exchange:
                 self.context.fence(policy, session, Reason.SESSION_LOST)  # in observe mode it is only counted
 
         if policy.mode is Mode.ENFORCE and policy.normalize_loss:
-            return Suspect(connection, head, self.forwarder.downstream, is_lost)
+            return Suspect(connection, head, self.forwarder.downstream, is_lost, self.context.copies)
         tap = BodyTap(head.get(b"content-encoding"), note_loss, self.context.copies)
         return Passage(connection, head, self.forwarder.downstream, self.context, tap)
 
