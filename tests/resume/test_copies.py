@@ -15,6 +15,7 @@ from resume.story import (
     SESSION,
     STREAM,
     Answer,
+    Story,
     began,
     coded,
     event,
@@ -268,3 +269,69 @@ async def test_an_answer_that_breaks_off_takes_nothing_along(proxy):
         del another
         server.close()
         story.server.close()
+
+
+@pytest.mark.parametrize("end", ["whole", "client gone", "broken off", "too late"])
+@pytest.mark.parametrize("crowded", [False, True])
+async def test_a_404_that_may_tell_of_a_lost_session(proxy, crowded, end, monkeypatch):
+    """N1: it is read where there is room, and passes where there is none."""
+    monkeypatch.setattr("epochgate.relay.passage.LOSS_TIME", 0.3 if end == "too late" else 30)
+    body = b"Session not found" + PADDING
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        relay.context.copies.most = ROOM
+        if crowded:
+            fill(relay)
+        client, server, _ = await story.ask(story.call(6))
+        answer = reply(404, body, b"Content-Type: text/plain")
+        await server.send(answer[:-50_000])
+        if crowded:
+            await client.until(body[:-50_000])
+        else:
+            await until(lambda: relay.context.copies.used > LONG - 60_000)
+        if end == "client gone":
+            client.peer.reset()
+            assert await server.gone()
+        elif end == "broken off":
+            server.reset()
+            await client.rest()
+        elif end == "too late":
+            await client.until(body[:-50_000])
+        else:
+            await server.send(answer[-50_000:])
+            assert (await client.rest() == body) is crowded
+            assert (story.session.fence == "session_lost") is not crowded
+        if crowded:
+            empty(relay)
+        await until(lambda: relay.context.copies.used == 0)
+
+
+@pytest.mark.parametrize("end", ["clean", "client gone"])
+@pytest.mark.parametrize("crowded", [False, True])
+async def test_a_long_event_before_the_result_of_initialize(proxy, crowded, end):
+    """L1: where there is no room for what comes before the result, it passes and no session is opened."""
+    async with proxy() as relay:
+        relay.context.copies.most = 10 * LONG
+        if crowded:
+            fill(relay)
+        story = Story(relay)
+        asking, server, _ = await story.ask(post(b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}'))
+        granted = event("g", b'{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-11-25"}}')
+        head = STREAM[:-2] + SESSION + b"\r\n\r\n"
+        long = long_event(1, 1)
+        await server.send(head, part(long[:150_000]))
+        await asking.until(long[:150_000])
+        assert relay.context.copies.used > 140_000 + (ROOM if crowded else 0) or crowded
+        await server.send(part(long[150_000:]))
+        await asking.until(long)
+        assert crowded or relay.context.copies.used > LONG, "it is kept until the result is here"
+        if end == "clean":
+            await server.send(part(granted), LAST_CHUNK)
+            assert await asking.rest() == long + granted
+            assert (story.session is None) is crowded
+        else:
+            asking.peer.reset()
+            assert await server.gone()
+        if crowded:
+            empty(relay)
+        await until(lambda: relay.context.copies.used == 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine
+from functools import partial
 
 from epochgate.errors import BadRequestError, NoRoomError, UpstreamError
 from epochgate.guard.judge import is_refused
@@ -206,15 +207,8 @@ class Exchange:
                 await self.make_room(policy, session)
             self.forwarder.copying = is_post
             if request.method == b"DELETE":
-                self.forwarder.leave = lambda connection: self._hear_out(policy, session, connection)
+                self.forwarder.leave = partial(Farewell, self.context, policy, session)
             await self._conclude(await self.forwarder.send(self.choose_known))
-
-    def _hear_out(self, policy: Policy, session: Session, connection: UpstreamConnection) -> None:
-        """The client of a DELETE has gone, but the session may end by it (L6)."""
-        if self.request.body.complete:
-            Farewell(self.context, policy, session, connection)
-        else:
-            connection.abort()
 
     def _is_session_era(self) -> bool:
         """S1. A field that is empty names no version; of several versions nobody knows which one the server takes."""
@@ -364,7 +358,7 @@ class Exchange:
                 self.context.fence(policy, session, Reason.SESSION_LOST)  # in observe mode it is only counted
 
         if policy.mode is Mode.ENFORCE and policy.normalize_loss:
-            return Suspect(connection, head, self.forwarder.downstream, is_lost)
+            return Suspect(connection, head, self.forwarder.downstream, is_lost, self.context.copies)
         tap = BodyTap(head.get(b"content-encoding"), note_loss, self.context.copies)
         return Passage(connection, head, self.forwarder.downstream, self.context, tap)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from epochgate.relay.tracing import RequestSpan  # an extra
 
 Choose = Callable[[UpstreamConnection, Head], "Receiver | None"]
-Leave = Callable[[UpstreamConnection], None]
+Leave = Callable[[UpstreamConnection], object]
 
 
 class Opening:
