@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
@@ -23,6 +24,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from epochgate.errors import StoreError
+from epochgate.ledger import problems
 from epochgate.ledger.base import Written
 from epochgate.ledger.bundle import Bundle, Command
 from epochgate.ledger.loans import Append
@@ -31,6 +33,7 @@ from epochgate.ledger.state import NEVER, Change, Kept, KeptStream
 CONNECT_WITHIN = 2.0  # s
 ANSWER_WITHIN = 5.0  # s
 KEEP_KEY = 4  # the key of the fingerprints is kept for this many lifetimes of a record after the last process has gone
+OLDEST = (6, 2)  # the first Redis that knows XTRIM MINID and ZADD GT
 AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
 
 OUTAGE = "outage"  # in the place of a session's tag: the upstream had one
@@ -70,6 +73,9 @@ class ValkeyStore:
         await self._disconnect()
         async with _store_errors():
             self._single = Redis.from_url(self._url, **_patience(), **self._tls)
+            info = await self._single.info("server")
+            if _version(info) < OLDEST:
+                raise StoreError(problems.TOO_OLD)
             info = await self._single.info("cluster")
             self.in_cluster = bool(info.get("cluster_enabled"))
             if self.in_cluster:
@@ -294,12 +300,19 @@ def _checked(answers: list[Any]) -> list[Any]:
     return answers
 
 
+def _version(info: Mapping[str, Any]) -> tuple[int, ...]:
+    """As far as the server tells one; for Valkey it is the one of the Redis that it is compatible with."""
+    numbers = re.findall(r"\d+", str(info.get("redis_version")))
+    return tuple(map(int, numbers[:2])) or OLDEST
+
+
 def _patience() -> dict[str, Any]:
     """A failure is dealt with by the ledger, which does not wait for one command to be tried again."""
     return {
         "socket_connect_timeout": CONNECT_WITHIN,
         "socket_timeout": ANSWER_WITHIN,
         "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,  # logs in by AUTH, which every server knows; HELLO may be unknown, or renamed
     }
 
 
@@ -342,7 +355,7 @@ def _kept(fields: dict[bytes, bytes]) -> Kept:
             writers=frozenset(writers),
         )
     except KeyError as error:
-        raise ValueError(f"it lacks {error}") from None
+        raise ValueError("it lacks a field") from error
 
 
 @contextlib.asynccontextmanager
@@ -361,6 +374,4 @@ async def _store_errors() -> AsyncIterator[None]:
 
 
 def _as_store_error(error: Exception) -> StoreError:
-    if not isinstance(error, RedisError | OSError):
-        return StoreError(f"its client library failed ({type(error).__name__}); look whether it runs and is reachable")
-    return StoreError(f"{str(error) or type(error).__name__}; look whether it runs, is reachable and takes writes")
+    return StoreError(problems.of_server(error))
