@@ -52,7 +52,7 @@ class Server:
         return f"valkey://127.0.0.1:{self.port}/0"
 
     def client(self) -> redis.Redis:
-        return redis.Redis(port=self.port)
+        return redis.Redis(port=self.port, protocol=2)
 
     def start(self) -> None:
         with (self._directory / "server.log").open("ab") as log:

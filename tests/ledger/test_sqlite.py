@@ -69,7 +69,7 @@ async def test_a_file_that_is_none_degrades(place, tmp_path):
     (tmp_path / "ledger.db").write_bytes(b"not a database" * 100)
     ledger = await place.ledger()
     story(ledger)
-    assert "not a database" in ledger.problem
+    assert "no SQLite file" in ledger.problem
     assert (await ledger.find(b"session", time.time())) is not None
     await place.kill(ledger)
 
@@ -122,7 +122,7 @@ async def test_a_full_disk(place, quick):
 
 
 async def test_a_read_only_disk(place, quick):
-    await trouble(place, await place.ledger(), READ_ONLY, "readonly")
+    await trouble(place, await place.ledger(), READ_ONLY, "cannot be written")
 
 
 @pytest.mark.parametrize("end", ["in order", "killed"])

@@ -17,6 +17,7 @@ from epochgate.ledger.base import Resume, Store, Written
 from epochgate.ledger.lending import Lending
 from epochgate.ledger.memory import Records
 from epochgate.ledger.mirror import Known, Mirror
+from epochgate.ledger.problems import told
 from epochgate.ledger.state import NEVER, Kept, restore
 
 GATHER = 0.05  # s that a change waits for others, so that they are written together
@@ -367,8 +368,8 @@ class KeptLedger:
 
     def _unreadable(self, session_id: bytes, session: Session | None, error: Exception) -> None:
         self.failures += 1
-        why = type(error).__name__  # its text quotes what is there (L7)
-        log.warning("store.unreadable", why=why, remedy="what the store has of the session is removed")
+        message = f"what it has of a session cannot be read ({type(error).__name__})"  # its text may quote it (L7)
+        log.warning("store.unreadable", message=message, remedy="what the store has of the session is removed")
         self._removed[session_id] = None
         if session is not None and isinstance(session.watcher, Mirror):
             session.watcher.forgotten()
@@ -407,7 +408,7 @@ class KeptLedger:
         self._opened = False
         self._behind = True
         self.failures += 1
-        message = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        message = told(error)
         if self.problem is None:
             log.error("store.failed", message=message, remedy="traffic goes on; what is recorded now waits in memory")
         self.problem = f"store: {message}"

@@ -16,6 +16,7 @@ from epochgate.guard.record import Session, Stream
 from epochgate.ledger.loans import LEASE, NOT_KNOWN, Borrowing, Data, End, Entry, Head, Loan
 from epochgate.ledger.messages import Asked, Granted, Message, Offer, Reading, Returned, TakenBack, encode
 from epochgate.ledger.mirror import Mirror
+from epochgate.ledger.problems import told
 
 if TYPE_CHECKING:
     from epochgate.ledger.valkey import ValkeyStore
@@ -191,7 +192,7 @@ class Lending:
                 (entries,) = await self._store.follow([(key, 1)], READ_AT_ONCE)
             taken = borrowing.take(entries)
         except (StoreError, TimeoutError, ValueError) as error:
-            log.warning("loan.failed", message=str(error) or "no answer in time")
+            log.warning("loan.failed", message=told(error))
         if taken and isinstance(taken[0], Head) and self._has(borrowing):
             return borrowing, taken
         self.give_back(offer, close=True)
@@ -269,8 +270,8 @@ class Lending:
         borrowing.heard_at = _now()
         try:
             taken = borrowing.take(entries)
-        except ValueError as error:
-            self._lose(borrowing, str(error))
+        except (StoreError, ValueError) as error:
+            self._lose(borrowing, told(error))
             return
         self.pass_on(borrowing, taken)
         if self._has(borrowing):

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from epochgate.errors import StoreError
 from epochgate.guard.record import Event
 from epochgate.ledger.messages import Appended, Offer, encode
 
@@ -207,16 +208,16 @@ class Borrowing:
             self._due(self)
 
     def take(self, entries: Sequence[tuple[int, bytes]] | None) -> list[Entry]:
-        """What has come. Raises ValueError where something is missing, or is no entry (errors of msgspec are such)."""
+        """What has come. Raises StoreError where something is missing, ValueError (msgspec) where it is no entry."""
         if entries is None:
-            raise ValueError("its lease has ended")
+            raise StoreError("its lease has ended")
         taken: list[Entry] = []
         for number, data in entries:
             if number != self.next:
-                raise ValueError(f"entry {self.next} is missing")
+                raise StoreError(f"entry {self.next} is missing")
             entry = _decode(data)
             if isinstance(entry, Head) is not (number == 1):
-                raise ValueError("there is one head, at the beginning")
+                raise StoreError("there is one head, at the beginning")
             taken.append(entry)
             self.next += 1
             self._unread += len(data)

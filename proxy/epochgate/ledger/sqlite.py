@@ -25,6 +25,7 @@ from typing import TypeVar
 import structlog
 
 from epochgate.errors import ConfigurationError, StoreError
+from epochgate.ledger import problems
 from epochgate.ledger.base import Written
 from epochgate.ledger.state import NEVER, Change, Kept, KeptStream
 
@@ -103,7 +104,8 @@ class SqliteStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(threads, work)
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"{self._path}: {error}; look at the space and the rights of its directory") from None
+            what = problems.of_file(error)
+            raise StoreError(f"{self._path}: {what}; look at the space and the rights of its directory") from None
 
     # -- in the threads
 

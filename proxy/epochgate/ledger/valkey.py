@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 import msgspec
-from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
@@ -25,6 +24,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from epochgate.errors import StoreError
+from epochgate.ledger import problems
 from epochgate.ledger.base import Written
 from epochgate.ledger.bundle import Bundle, Command
 from epochgate.ledger.loans import Append
@@ -33,25 +33,10 @@ from epochgate.ledger.state import NEVER, Change, Kept, KeptStream
 CONNECT_WITHIN = 2.0  # s
 ANSWER_WITHIN = 5.0  # s
 KEEP_KEY = 4  # the key of the fingerprints is kept for this many lifetimes of a record after the last process has gone
+OLDEST = (6, 2)  # the first Redis that knows XTRIM MINID and ZADD GT
 AT_ONCE = 16  # commands under way in a cluster, whose slots share no pipeline
 
 OUTAGE = "outage"  # in the place of a session's tag: the upstream had one
-
-# What is told of an error: by its class, or by the words that the server's text begins with.
-_TOLD: dict[type[Exception], str] = {
-    exceptions.AuthenticationError: "it does not accept the user or the password",
-    exceptions.NoPermissionError: "its user may not do all that is needed",
-    exceptions.OutOfMemoryError: "its memory is full (maxmemory)",
-    exceptions.ReadOnlyError: "it is a replica, which takes no writes",
-    exceptions.BusyLoadingError: "it is still loading its data",
-    exceptions.InvalidResponse: "what answers there speaks another protocol",
-}
-_TOLD_BY_WORDS = {
-    "unknown command": "it does not know, or does not allow, a command that is needed",
-    "MISCONF": "it takes no writes, since it cannot save them (MISCONF)",
-    "NOREPLICAS": "it takes no writes, since it has too few replicas (NOREPLICAS)",
-    "BUSY": "it is busy with a script (BUSY)",
-}
 
 _UPSTREAM = "upstream"
 _encode = msgspec.msgpack.Encoder().encode
@@ -88,6 +73,9 @@ class ValkeyStore:
         await self._disconnect()
         async with _store_errors():
             self._single = Redis.from_url(self._url, **_patience(), **self._tls)
+            info = await self._single.info("server")
+            if _version(info) < OLDEST:
+                raise StoreError(problems.TOO_OLD)
             info = await self._single.info("cluster")
             self.in_cluster = bool(info.get("cluster_enabled"))
             if self.in_cluster:
@@ -312,12 +300,19 @@ def _checked(answers: list[Any]) -> list[Any]:
     return answers
 
 
+def _version(info: Mapping[str, Any]) -> tuple[int, ...]:
+    """As far as the server tells one; for Valkey it is the one of the Redis that it is compatible with."""
+    numbers = re.findall(r"\d+", str(info.get("redis_version")))
+    return tuple(map(int, numbers[:2])) or OLDEST
+
+
 def _patience() -> dict[str, Any]:
     """A failure is dealt with by the ledger, which does not wait for one command to be tried again."""
     return {
         "socket_connect_timeout": CONNECT_WITHIN,
         "socket_timeout": ANSWER_WITHIN,
         "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,  # logs in by AUTH, which every server knows; HELLO may be unknown, or renamed
     }
 
 
@@ -360,7 +355,7 @@ def _kept(fields: dict[bytes, bytes]) -> Kept:
             writers=frozenset(writers),
         )
     except KeyError as error:
-        raise ValueError(f"it lacks {error}") from None
+        raise ValueError("it lacks a field") from error
 
 
 @contextlib.asynccontextmanager
@@ -379,15 +374,4 @@ async def _store_errors() -> AsyncIterator[None]:
 
 
 def _as_store_error(error: Exception) -> StoreError:
-    """Told by its kind: a server quotes what it does not understand, be it the password (L7)."""
-    if not isinstance(error, RedisError | OSError):
-        return StoreError(f"its client library failed ({type(error).__name__}); look whether it runs and is reachable")
-    text = str(error)
-    told = f"an error of the kind {type(error).__name__}"
-    if not isinstance(error, RedisError) or type(error) in (exceptions.ConnectionError, exceptions.TimeoutError):
-        told = text or told  # those of a socket: the server says nothing in it
-    else:
-        by_class = (words for kind, words in _TOLD.items() if isinstance(error, kind))
-        by_words = (words for begin, words in _TOLD_BY_WORDS.items() if text.startswith(begin))
-        told = next(itertools.chain(by_class, by_words), told)
-    return StoreError(f"{told}; look whether it runs, is reachable and takes writes")
+    return StoreError(problems.of_server(error))

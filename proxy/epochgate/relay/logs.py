@@ -82,4 +82,5 @@ def set_up_logs(settings: Log, *, worker: int | None = None) -> None:
             cache_logger_on_first_use=True,
         )
     logging.getLogger("asyncio").addFilter(without_contents)
+    logging.getLogger("redis").setLevel(logging.CRITICAL + 1)  # may quote what it sent; the ledger tells of failures
     logging.basicConfig(level=max(level, logging.WARNING), stream=text, format="%(name)s: %(message)s", force=True)
