@@ -154,8 +154,8 @@ def _check_call(call: object, read: Read, method: str | None) -> None:
         assert (call.initialize, call.owes, call.readable) == (False, (), False)
         assert method is None
         return
-    requests = [one for one in read.objects if "method" in one]
-    initialize = any(type(one["method"]) is str and one["method"] == "initialize" for one in requests)
+    requests = [one for one in read.objects if type(one.get("method")) is str]
+    initialize = any(one["method"] == "initialize" for one in requests)
     assert call.initialize == initialize, read
     ids = [_identifier(one) for one in requests]
     owes = [identifier for identifier in ids if identifier is not None]
@@ -184,7 +184,9 @@ def _check_messages(messages: object, read: Read, tokens: Tokens) -> None:
 
 def _answers(read: Read) -> list[Id]:
     answers = [
-        _identifier(one) for one in read.objects or () if ("result" in one or "error" in one) and "method" not in one
+        _identifier(one)
+        for one in read.objects or ()
+        if ("result" in one or one.get("error") is not None) and type(one.get("method")) is not str
     ]
     return [identifier for identifier in answers if identifier is not None]
 

@@ -18,7 +18,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9]) ([\t\x20-\x7e\x80-
 _FIELD = re.compile(
     rb"(%b):[ \t]*((?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?)[ \t]*\Z" % _TOKEN
 )
-_SPACES = re.compile(rb"\A(%b) +" % _TOKEN)
+_SPACES = re.compile(rb"\A(%b) +([\x21-\x7e]+) +(?=HTTP/)" % _TOKEN)
 _QUOTED = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"'
 _CHUNK_LINE = re.compile(
     rb"0*([0-9A-Fa-f]{1,16})(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b))?)*\Z" % (_TOKEN, _TOKEN, _QUOTED)
@@ -94,7 +94,7 @@ def read_head(data: bytes, at: int = 0, *, is_request: bool, tolerant: bool = Fa
         return None
     start, *lines = data[at:end].split(b"\r\n")
     if tolerant:
-        start = _SPACES.sub(rb"\1 ", start)
+        start = _SPACES.sub(rb"\1 \2 ", start)
     if not (_REQUEST_LINE if is_request else _STATUS_LINE).match(start):
         raise UnclearError(f"start line {start[:80]!r}")
     fields = []

@@ -97,7 +97,7 @@ async def call(http: aiohttp.ClientSession, url: str, name: str, arguments: Any,
                         received = json.loads(event.data)
                         if resumed:
                             validate_resumed_event(session, as_mapping(event, received), cursor)
-                        if received.get("id") == CALL and "method" not in received:
+                        if received.get("id") == CALL and received.get("method") is None:
                             return received
                         print(f"event: {event.data}")
                     if event.data or not resumed:  # an empty event of a resumed stream moves no cursor

@@ -35,6 +35,13 @@ class BadRequestError(EpochgateError):
         self.status = status
 
 
+class NoRoomError(EpochgateError):
+    """What has to be read cannot be kept now (`limits.copies`). That says nothing of the session."""
+
+    code = "no_room"
+    status = 503
+
+
 class UpstreamError(EpochgateError):
     """The upstream gave no usable answer (T7)."""
 

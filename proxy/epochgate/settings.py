@@ -227,8 +227,8 @@ class Limits(Section):
     copies: Size = Field(
         default=128 * 1024**2,
         description="Bytes of unfinished requests, answers and events that are kept to be read and checked, of all "
-        "together; 64 KiB of each do not count. Beyond it one passes unread, as one above 4 MiB does, or a resumed "
-        "stream is refused (`unreadable`).",
+        "together; 64 KiB of each do not count. Beyond it one passes unread, as one above 4 MiB does, or a resume is "
+        "put off by a 503.",
     )
     connections: Count = Field(
         default=16384,

@@ -58,6 +58,8 @@ def test_only_the_era_of_sessions_is_guarded(version: bytes | None, guarded: boo
         (b'{"jsonrpc":"2.0","id":"5","method":"x"}', Call(owes=("5",))),
         (b'{"jsonrpc":"2.0","method":"notifications/initialized"}', Call()),
         (b'{"jsonrpc":"2.0","id":null,"method":"x"}', Call()),
+        (b'{"jsonrpc":"2.0","id":5,"method":null,"result":{}}', Call()),
+        (b'{"jsonrpc":"2.0","id":5,"method":null,"result":NaN}', Call()),
         (b'{"jsonrpc":"2.0","id":1.5,"method":"x"}', Call(owes=(1.5,))),
         (b'{"jsonrpc":"2.0","id":5.0,"method":"x"}', Call(owes=(5,))),
         (b'{"jsonrpc":"2.0","id":3,"result":{}}', Call()),
@@ -224,6 +226,25 @@ def test_of_several_keys_the_first_that_is_present_counts() -> None:
     assert read_messages(b'{"_meta":{"a":""}}', Tokens(("a", "b"), "h")).tokens == ("h",)
 
 
+def test_a_long_token_is_remembered_by_its_digest() -> None:
+    """L5: nothing that a server says makes a record grow without bound; and it tells epochs apart all the same."""
+    sources = (META, HEADER)
+
+    def told(token: bytes, *, odd: bool = False) -> str | None:
+        text = b'{"method":"n","_meta":{"session_epoch":%b}%b}' % (token, b',"x":NaN' if odd else b"")
+        (found,) = read_messages(text, PLAIN).tokens
+        return found
+
+    one, two = (b'"%b"' % (letter * 100_000) for letter in (b"a", b"b"))
+    for odd in (False, True):
+        assert told(one, odd=odd) == told(one) != told(two, odd=odd)
+        assert len(told(one, odd=odd) or "") < 256
+    assert len(told(b"[%b]" % one) or "") < 256
+    assert told(b'"%b"' % (b"a" * 256)) == "a" * 256
+    by_header = tokens_of(sources, [(b"Mcp-Session-Epoch", b"a" * 60_000)])
+    assert by_header.default == told(b'"%b"' % (b"a" * 60_000))
+
+
 def test_the_header_counts_where_a_message_has_no_token() -> None:
     assert read_messages(batch(note(1, "m"), note(2)), Tokens((NAME,), "h")).tokens == ("m", "h")
     assert read_messages(note(1), Tokens((), "h")).tokens == ("h",)
@@ -243,6 +264,14 @@ def test_the_header_counts_where_a_message_has_no_token() -> None:
         (result("5"), ("5",)),
         (b'{"id":6,"error":{"code":-1}}', (6,)),
         (b'{"id":6,"result":null}', (6,)),
+        (b'{"id":6,"result":{},"method":null,"params":null,"error":null,"_meta":null}', (6,)),
+        (b'{"jsonrpc":"2.0","method":null,"id":6,"result":{}}', (6,)),
+        (b'{"id":6,"result":{},"method":5}', (6,)),
+        (b'{"id":6,"result":{"x":NaN},"method":null}', (6,)),
+        (b'{"id":6,"method":"x","result":{}}', ()),
+        (b'{"id":6,"error":null}', ()),
+        (b'{"id":6,"error":null,"x":NaN}', ()),
+        (b'{"id":null,"result":{}}', ()),
         (b'{"id":5.0,"result":{}}', (5,)),
         (b'{"id":5,"result":{"text":"\\ud83d"}}', (5,)),
         (b'[{"id":5,"error":NaN},{"id":"7","result":{}},{"id":8,"method":"x","result":1},null]', (5, "7")),
@@ -299,10 +328,10 @@ MESSAGE = st.fixed_dictionaries(
     {},
     optional={
         "id": st.sampled_from([1, "a", None]),
-        "method": st.just("m"),
+        "method": st.sampled_from(["m", None, 5]),
         "params": st.fixed_dictionaries({}, optional={"_meta": MEMBERS, NAME: st.just("2"), "text": st.just("result")}),
         "result": st.fixed_dictionaries({}, optional={"_meta": MEMBERS}),
-        "error": st.just({"code": 1}),
+        "error": st.sampled_from([{"code": 1}, None]),
         "_meta": MEMBERS,
     },
 )
@@ -372,6 +401,7 @@ def test_an_initialize_result_opens_a_session(data: object, holds: bool) -> None
         (b'{"error":{"code":"-32001"}}', None),
         (b'{"error":{"code":' + ENORMOUS + b"}}", None),
         (b'{"error":{}}', None),
+        (b'[{"error":null,"result":{}},{"error":{"code":5},"result":null}]', 5),
         (b'{"error":"no such session"}', None),
         (b'{"result":{}}', None),
         (b"not found", None),
@@ -389,6 +419,7 @@ def test_the_code_of_an_error(body: bytes, code: int | None) -> None:
         (b'[{"result":{},"id":1},{"method":"ping"}]', "ping"),
         (b'{"result":{},"id":1}', None),
         (b'{"method":5}', None),
+        (b'[{"method":null,"result":{},"id":1},{"method":"ping"}]', "ping"),
         (b"no JSON", None),
     ],
 )

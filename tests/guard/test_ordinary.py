@@ -24,6 +24,7 @@ texts = st.one_of(
         b'{"jsonrpc": "2.0", "method": "n", "x": "' + b"y" * 5000 + b'"}',
         b'{"method":"n","x":"' + b"y" * 5000 + b'","_meta":{"session_epoch":"f"}}',
         b'{"method":"n","params":{"_meta":{"session_epoch":"e"},"again":{"_meta":{"session_epoch":"f"}}}}',
+        b'{"jsonrpc":"2.0","method":null,"id":1,"result":{}}',
         b"", b"no json", b"[]",
     ]),
 )  # fmt: skip

@@ -341,8 +341,6 @@ class Machine(RuleBasedStateMachine):
 
     def allowed_executions(self, pipe: Pipe) -> set[str] | None:
         """The executions whose events may come after a resume; None where the rules let another slip in."""
-        if pipe.line.from_buffer and self.policy.live_change is LiveChange.IGNORE:
-            return None  # R12 is switched off
         if self.traits.epochs != "none":
             return None if pipe.session.token is None else {pipe.session.token}
         if self.strict:  # no epoch, no resume beyond one upstream connection's lifetime

@@ -233,7 +233,7 @@ class Flow:
         if judge is None or judge.verdict is not None:
             self.open_head()
         if judge is None and self.watch.head():
-            proxy.live_change(session)
+            self.see_another_epoch()
         upstream.start(self)
 
     # -- the upstream
@@ -248,10 +248,19 @@ class Flow:
                 if self.line is not None:
                     self.line.blocks.append(block.raw or b"")
                 if self.watch.see(block, now):
-                    self.proxy.live_change(self.session)
+                    self.see_another_epoch()
                 self.keep(block, before)
             elif not self.check(self.judge, block, now, before):
                 return
+
+    def see_another_epoch(self) -> None:
+        """R12, H3."""
+        self.holdable = False
+        if self.proxy.flows.get(self.stream) is self:
+            del self.proxy.flows[self.stream]
+        self.proxy.live_change(self.session)
+        if self.line is None:
+            self.close()
 
     def check(self, judge: Judge, block: Block, now: float, before: int) -> bool:
         step = judge.check(block, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.wire import CHUNKED_OK, Peer, get, settle
+from relay.wire import CHUNKED_OK, STREAM_OK, Peer, get, post, settle
 
 HEADS = {
     "sized": b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n",
@@ -69,6 +69,20 @@ async def test_t4_truncated_at_once_is_aborted(relay, framing):
     assert data.startswith(b"HTTP/1.1 200 OK")
     assert b"12345" in data
     assert not data.endswith(b"0\r\n\r\n")
+
+
+async def test_t4_a_break_after_probes_looks_like_no_end(relay):
+    """A client that half-closed is probed by a leading zero; zeros alone at the end are the last chunk to some."""
+    client = await relay.connect()
+    await client.send(post(b"{}"))
+    client.finish()
+    server = await relay.accept()
+    await server.request()
+    await server.send(STREAM_OK)
+    await client.head()
+    assert await client.exactly(1) == b"0"
+    server.close()
+    assert await client.rest() == b"1\r\n", "of a chunk of 1 byte, which is missing"
 
 
 async def test_t4_half_a_chunk_is_aborted(relay):

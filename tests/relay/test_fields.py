@@ -73,9 +73,13 @@ async def test_t2_connection_cannot_take_the_length_of_an_answer_away(relay, nam
     assert (await client.message()).body == b"two"
 
 
-@pytest.mark.parametrize(
-    "name", [b"Mcp-Session-Id", b"mcp-protocol-version", b"LAST-EVENT-ID", b"Authorization", b"content-length"]
-)
+JUDGED_BY = (
+    b"Mcp-Session-Id", b"mcp-protocol-version", b"LAST-EVENT-ID", b"Authorization", b"content-length", b"Host",
+    b"Content-Type", b"content-encoding", b"Cookie", b"x-api-key",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JUDGED_BY)
 async def test_t2_connection_cannot_take_away_what_a_request_is_judged_by(relay, name):
     """400, the upstream is not asked, and the connection stays usable."""
     client = await relay.connect()
@@ -90,6 +94,20 @@ async def test_t2_connection_cannot_take_away_what_a_request_is_judged_by(relay,
     await server.request()
     await server.send(ok(b"fine"))
     assert (await client.message()).body == b"fine"
+
+
+@pytest.mark.parametrize(("mode", "status"), [("enforce", 400), ("observe", 400), ("bypass", 200)])
+async def test_t2_nor_the_credentials_of_a_policy(mode, status):
+    """They are those of whoever asks; where nobody looks, any field may be one of the connection."""
+    async with running(policies=[{"mode": mode, "credentials": ["X-User"]}]) as relay:
+        client = await relay.connect()
+        await client.send(get(b"/mcp", b"X-User: bob", b"Connection: close, x-user"))
+        if status == 200:
+            server = await relay.accept()
+            assert (await server.request()).get(b"x-user") is None
+            await server.send(ok())
+        assert (await client.message()).status == status
+        assert await relay.unasked()
 
 
 async def test_t2_nothing_is_invented(relay):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import socket
 import time
 
 import pytest
@@ -57,10 +60,8 @@ def inside(relay: Relay) -> int:
     """Bytes that wait inside the proxy, for clients and for the upstream."""
     connections = [*relay.context.clients, *relay.context.upstream.connections]
     waiting = sum(connection._transport.get_write_buffer_size() for connection in connections)
-    bodies = (
-        connection._incoming.body.size for connection in relay.context.clients if connection._incoming is not None
-    )
-    return waiting + sum(bodies)
+    incoming = [connection._incoming for connection in relay.context.clients if not connection._in_head]
+    return waiting + sum(request.body.size for request in incoming if request is not None)
 
 
 async def stalled(sent: list[int]) -> None:
@@ -87,6 +88,45 @@ async def receive_big(peer: Peer, size: int) -> None:
         assert data == BLOCKS[at % 256 :][: len(data)]
         at += len(data)
     assert at == size
+
+
+OWN = {
+    "404": get(b"/mcp", b"Mcp-Session-Id: made-up", b"Last-Event-ID: 1"),
+    "400": get(b"/mcp", b"Mcp-Session-Id: a", b"Mcp-Session-Id: b"),
+    "of the upstream": get(b"/mcp"),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+async def test_t6_who_takes_no_answers_is_asked_for_no_more_requests(relay, kind):
+    """Of requests that were sent ahead, one is worked on when the answers before it have gone out."""
+    client = await relay.connect(receive_buffer=4096)
+    answered = asyncio.ensure_future(answer_all(relay, ok(b"x" * 1000))) if kind == "of the upstream" else None
+    request = OWN[kind] * 100
+    loop, sent = asyncio.get_running_loop(), 0
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+    with contextlib.suppress(TimeoutError):
+        while True:
+            async with asyncio.timeout(0.3):
+                await loop.sock_sendall(client.sock, request)
+            sent += 100
+            assert sent < 200_000, "the proxy reads on and on"
+            assert inside(relay) < BUFFERED
+    for _ in range(min(sent, 500)):
+        answer = await client.message()
+        assert answer.status == (200 if kind == "of the upstream" else int(kind))
+    if answered is not None:
+        answered.cancel()
+
+
+async def answer_all(relay: Relay, answer: bytes) -> None:
+    """Answer each request, on one connection after the other."""
+    while True:
+        server = await relay.accept(math.inf)
+        with contextlib.suppress(AssertionError, ConnectionError, TimeoutError):
+            while True:
+                await server.request()
+                await server.send(answer)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -268,7 +268,7 @@ async def running(**changes: Any) -> AsyncIterator[Relay]:
             await ledger.close()
         for peer in relay.peers:
             assert not peer.all_read.startswith(b"HTTP/1.1 500"), "an error of ours became a 500"
-        assert not relay.faults
+        assert not relay.faults, relay.faults
 
 
 async def _end(relay: Relay) -> None:

@@ -71,7 +71,7 @@ def fixed(self: upstream.UpstreamConnection, status: int) -> Framing:
     return Framing.SIZED if b"content-length" in self._names else Framing.CLOSE
 
 
-def unnamed(options: frozenset[bytes]) -> None:
+def unnamed(options: frozenset[bytes], credentials: tuple[bytes, ...]) -> None:
     """Whatever `Connection` names is taken away."""
 
 

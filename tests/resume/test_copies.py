@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from resume.story import (
     SESSION,
     STREAM,
     Answer,
+    Story,
     began,
     coded,
     event,
@@ -74,17 +76,57 @@ async def test_a_long_event_on_a_live_stream_passes_in_any_case(proxy, crowded):
         await story.answer.rest()
 
 
-async def test_a_long_event_on_a_resumed_stream_is_refused_where_there_is_no_room(proxy):
-    """R10: what is not checked is not released."""
+@pytest.mark.parametrize("coding", [b"", b"gzip"])
+async def test_a_long_event_on_a_resumed_stream_is_put_off_where_there_is_no_room(proxy, coding):
+    """R10: what is not checked is not released. It may be strangers who take the room: nothing is fenced."""
     async with proxy() as relay:
         story = await began(relay, epoch=1)
         await story.cut()
         fill(relay)
-        client, server, _ = await story.resumed(3, STREAM + part(long_event(4, 1)[:150_000]))
-        assert (await client.error())["data"] == {"reason": "unreadable"}
+        long = long_event(4, 1)
+        answer = STREAM + part(long[:150_000])
+        if coding:
+            answer = coded(coding) + part(gzipped(random.Random(1).randbytes(150_000)))
+        client, server, _ = await story.resumed(3, answer)
+        assert await server.gone()
+        assert (await client.error())["code"] == -32000
+        assert (client.status, client.get(b"Retry-After")) == (503, b"1")
+        assert story.verdicts() == []
+        empty(relay)
+        await story.alive()
+        client, server, _ = await story.resumed(3, STREAM + part(long))
+        await client.until(long)
+        assert story.verdicts() == ["epoch"]
+
+
+async def test_a_long_event_breaks_a_resumed_stream_off_where_there_is_no_room(proxy):
+    """Its head is out already; what comes next can be resumed."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, STREAM + part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+        fill(relay)
+        await server.send(part(long_event(5, 1)[:150_000]))
+        assert await server.gone()
+        assert (await client.rest(), client.end) == (notes(4, epoch=1), "aborted")
+        empty(relay)
+        await story.alive()
+
+
+async def test_a_long_event_on_a_held_stream_ends_the_hold_where_there_is_no_room(proxy):
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, STREAM + part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+        client.peer.reset()
+        await until(lambda: story.held == 1)
+        fill(relay)
+        await server.send(part(long_event(5, 1)[:150_000]))
         assert await server.gone()
         empty(relay)
-        await story.fenced("unreadable")
+        await story.alive()
 
 
 async def test_a_long_event_on_a_resumed_stream_passes_where_there_is_room(proxy):
@@ -112,21 +154,17 @@ async def test_who_leaves_in_the_middle_of_an_event_takes_nothing_along(proxy):
         assert relay.context.copies.used == 0
 
 
-@pytest.mark.parametrize("unproven", ["restart", "resume"])
-async def test_coded_bytes_that_find_no_room(proxy, unproven):
-    """T8: they cannot be read. `resume` lets them through all the same."""
-    async with proxy(resume={"unproven": unproven}) as relay:
+async def test_coded_bytes_that_find_no_room(proxy):
+    """T8: they cannot be read. `unproven: resume` lets them through all the same."""
+    async with proxy(resume={"unproven": "resume"}) as relay:
         story = await began(relay, epoch=1)
         await story.cut()
         fill(relay)
         data = gzipped(json.dumps(list(range(100_000))).encode())
         assert len(data) > 2 * 65536
         client, server, _ = await story.resumed(3, coded(b"gzip") + part(data[:100_000]))
-        if unproven == "restart":
-            assert (await client.error())["data"] == {"reason": "unreadable"}
-        else:
-            await server.send(part(data[100_000:]), LAST_CHUNK)
-            assert await client.rest() == data
+        await server.send(part(data[100_000:]), LAST_CHUNK)
+        assert await client.rest() == data
         assert story.verdicts() == ["unreadable"]
         empty(relay)
 
@@ -231,3 +269,69 @@ async def test_an_answer_that_breaks_off_takes_nothing_along(proxy):
         del another
         server.close()
         story.server.close()
+
+
+@pytest.mark.parametrize("end", ["whole", "client gone", "broken off", "too late"])
+@pytest.mark.parametrize("crowded", [False, True])
+async def test_a_404_that_may_tell_of_a_lost_session(proxy, crowded, end, monkeypatch):
+    """N1: it is read where there is room, and passes where there is none."""
+    monkeypatch.setattr("epochgate.relay.passage.LOSS_TIME", 0.3 if end == "too late" else 30)
+    body = b"Session not found" + PADDING
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        relay.context.copies.most = ROOM
+        if crowded:
+            fill(relay)
+        client, server, _ = await story.ask(story.call(6))
+        answer = reply(404, body, b"Content-Type: text/plain")
+        await server.send(answer[:-50_000])
+        if crowded:
+            await client.until(body[:-50_000])
+        else:
+            await until(lambda: relay.context.copies.used > LONG - 60_000)
+        if end == "client gone":
+            client.peer.reset()
+            assert await server.gone()
+        elif end == "broken off":
+            server.reset()
+            await client.rest()
+        elif end == "too late":
+            await client.until(body[:-50_000])
+        else:
+            await server.send(answer[-50_000:])
+            assert (await client.rest() == body) is crowded
+            assert (story.session.fence == "session_lost") is not crowded
+        if crowded:
+            empty(relay)
+        await until(lambda: relay.context.copies.used == 0)
+
+
+@pytest.mark.parametrize("end", ["clean", "client gone"])
+@pytest.mark.parametrize("crowded", [False, True])
+async def test_a_long_event_before_the_result_of_initialize(proxy, crowded, end):
+    """L1: where there is no room for what comes before the result, it passes and no session is opened."""
+    async with proxy() as relay:
+        relay.context.copies.most = 10 * LONG
+        if crowded:
+            fill(relay)
+        story = Story(relay)
+        asking, server, _ = await story.ask(post(b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}'))
+        granted = event("g", b'{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-11-25"}}')
+        head = STREAM[:-2] + SESSION + b"\r\n\r\n"
+        long = long_event(1, 1)
+        await server.send(head, part(long[:150_000]))
+        await asking.until(long[:150_000])
+        assert relay.context.copies.used > 140_000 + (ROOM if crowded else 0) or crowded
+        await server.send(part(long[150_000:]))
+        await asking.until(long)
+        assert crowded or relay.context.copies.used > LONG, "it is kept until the result is here"
+        if end == "clean":
+            await server.send(part(granted), LAST_CHUNK)
+            assert await asking.rest() == long + granted
+            assert (story.session is None) is crowded
+        else:
+            asking.peer.reset()
+            assert await server.gone()
+        if crowded:
+            empty(relay)
+        await until(lambda: relay.context.copies.used == 0)

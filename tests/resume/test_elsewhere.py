@@ -101,6 +101,19 @@ async def test_r4_from_one_to_another_and_back(several):
         assert await a.unasked()
 
 
+async def test_h3_a_buffer_of_another_epoch_is_not_lent(several):
+    """Whatever `live_change` says, and though a client reads it: the upstream is asked."""
+    async with several(epoch={"live_change": "ignore"}) as (a, b):
+        story = await began(a, epoch=1)
+        await story.server.send(part(notes(4, epoch=2)))
+        await story.answer.until(notes(4, epoch=2))
+        there = at(b, story)
+        client, _, _ = await there.resumed(3, STREAM + part(notes(4, epoch=2)))
+        assert (await client.error())["data"] == {"reason": "epoch_changed"}
+        assert there.verdicts() == ["epoch_changed"]
+        assert (a.loans(), b.loans()) == ({}, {})
+
+
 async def test_r4_taken_over_by_a_third(several, monkeypatch):
     """At most one reader: the resume at the third takes it from the second, whose client still stands."""
     monkeypatch.setattr("epochgate.relay.flow.CONTEST", 0.0)

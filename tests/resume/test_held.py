@@ -13,6 +13,7 @@ from resume.story import (
     SESSION,
     STREAM,
     Answer,
+    Story,
     began,
     event,
     note,
@@ -315,6 +316,27 @@ async def test_r12_h3_a_buffer_of_another_epoch_is_not_delivered_even_where_chan
         await story.server.send(part(notes(4, epoch=2)))
         assert await story.server.gone()
         await story.alive()
+
+
+@pytest.mark.parametrize("shown_by", ["an event", "the head"])
+@pytest.mark.parametrize("half_open", [False, True])
+async def test_r12_h3_nor_one_whose_client_saw_the_change(proxy, shown_by, half_open):
+    """The client is gone, or will be: what is kept of the stream proves nothing, and the upstream is asked."""
+    sources = [{"meta": "session_epoch"}] if shown_by == "an event" else [{"header": "Epoch"}]
+    head = STREAM if shown_by == "an event" else STREAM[:-2] + b"Epoch: 2\r\n\r\n"
+    async with proxy(epoch={"live_change": "ignore", "sources": sources}) as relay:
+        story = Story(relay)
+        await story.open(1, b"Epoch: 1")
+        story.answer, story.server, _ = await story.ask(story.call(5))
+        await story.server.send(head + part(notes(1, epoch=1) + notes(2, epoch=2)))
+        await story.answer.until(notes(2, epoch=2))
+        if not half_open:
+            story.answer.peer.reset()
+            assert await story.server.gone()
+        client, _, request = await story.resumed(1, head + part(notes(2, epoch=2)))
+        assert request.get(b"Last-Event-ID") == b"1"
+        assert (await client.error())["data"] == {"reason": "epoch_changed"}
+        assert story.verdicts() == ["epoch_changed"]
 
 
 async def test_r11_another_epoch_after_it_was_attached_again(proxy):

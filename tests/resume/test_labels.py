@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from relay.wire import get
-from resume.story import OVERLAP, SESSION, STREAM, began, event, note, notes, part, reply, until
+from relay.wire import post
+from resume.story import (
+    LAST_CHUNK,
+    OVERLAP,
+    SESSION,
+    STREAM,
+    Story,
+    began,
+    compact,
+    note,
+    notes,
+    part,
+    reply,
+    until,
+)  # fmt: skip
 
 TYPE = b"Content-Type: text/event-stream"
 SPLICED = notes(4, epoch=2)
@@ -59,6 +74,17 @@ async def test_r6_what_a_client_reads_as_a_stream_is_judged(proxy, head):
         await story.fenced("epoch_changed")
 
 
+@pytest.mark.parametrize("label", [TYPE, b"Content-Type: application/json"])
+async def test_r6_t2_a_type_that_its_connection_field_takes_away_says_nothing(proxy, label):
+    """The client does not get it."""
+    head = STREAM.replace(TYPE, label).replace(b"Connection: close", b"Connection: close, content-type")
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, _, _ = await story.resumed(3, head + part(SPLICED))
+        assert (await client.error())["data"] == {"reason": "epoch_changed"}
+
+
 @pytest.mark.parametrize("head", [*STREAMS.values(), *UNTYPED.values()], ids=[*STREAMS, *UNTYPED])
 async def test_r6_t2_its_head_goes_on_as_it_came(proxy, head):
     """What is proven is delivered under the status and the fields of the upstream."""
@@ -76,7 +102,10 @@ async def test_r6_t2_its_head_goes_on_as_it_came(proxy, head):
         assert story.verdicts() == ["epoch"]
 
 
-@pytest.mark.parametrize("head", STREAMS.values(), ids=STREAMS)
+CHUNKED = {name: head for name, head in (STREAMS | UNTYPED).items() if b"Transfer-Encoding" in head}
+
+
+@pytest.mark.parametrize("head", CHUNKED.values(), ids=CHUNKED)
 @pytest.mark.parametrize("calls", [(5,), ()], ids=["call", "standalone"])
 async def test_l3_it_is_recorded_and_held_as_well(proxy, head, calls):
     """A stream that was not resumed: its events are cursors, and a new epoch in it fences the session (R12)."""
@@ -158,12 +187,109 @@ async def test_r6_r9_an_untyped_answer_that_is_no_stream_proves_nothing(proxy):
         assert (await client.error())["data"] == {"reason": "no_event"}
 
 
-async def test_l3_a_new_standalone_stream_without_a_type_gives_no_cursor(proxy):
-    """It passes and is not recorded: a resume of it is refused."""
+BODIES = {
+    "JSON": (b'{"jsonrpc":"2.0",\n\n', b'"id":5,\n\n"result":{}}'),
+    "text with blank lines": (b"one\n\n", b"two\n\n"),
+    "a page": (b"\xef\xbb\xbf<html>\r\n\r\n", b"\xef\xbb\xbf</html>"),
+    "bytes": (bytes(range(256)), bytes(range(255, -1, -1))),
+}
+
+
+@pytest.mark.parametrize("pieces", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("sized", [False, True])
+@pytest.mark.parametrize("calls", [(5,), ()], ids=["call", "standalone"])
+async def test_t1_without_a_type_it_may_be_no_stream_and_is_left_alone(proxy, sized, pieces, calls):
+    """At once, byte by byte, without a comment; nobody ends it early, and nobody holds it."""
+    first, second = pieces
+    head = reply(200, first + second)[: -len(first + second)] if sized else UNTYPED["no type"]
+    async with proxy(keepalive="10ms") as relay:
+        story = Story(relay)
+        await story.open(1)
+        for cut_off in (False, True):
+            client, server, _ = await story.ask(story.call(*calls) if calls else story.again(None))
+            await server.send(head + framed(head, first))
+            await client.until(first)
+            await asyncio.sleep(0.05)  # five silences that would bring a comment
+            assert not relay.context.streams, "the proxy would end it in a drain"
+            if cut_off:
+                client.peer.reset()
+                assert await server.gone()
+                assert story.held == 0
+            else:
+                await server.send(framed(head, second) + (b"" if sized else LAST_CHUNK))
+                assert (await client.rest(), client.end) == (first + second, "clean")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_e3_the_untyped_answer_to_a_notification_is_no_stream(proxy, whole):
+    """As the TypeScript SDK writes it; streams that are none would change what is learnt of ids."""
     async with proxy() as relay:
         story = await began(relay, epoch=1)
-        client, server, _ = await story.ask(get(b"/mcp", SESSION))
-        await server.send(UNTYPED["no type"] + part(event("g1", note(1, 1))))
-        await client.until(note(1, 1))
-        resumed = await story.resume("g1")
-        assert (await resumed.error())["data"] == {"reason": "unknown_cursor"}
+        said = post(compact({"jsonrpc": "2.0", "method": "notifications/x"}), SESSION)
+        client, server, _ = await story.ask(said)
+        answer = labelled(b"", b"202 Accepted"), LAST_CHUNK
+        await server.send(*([b"".join(answer)] if whole else answer))
+        assert (await client.rest(), client.status) == (b"", 202)
+        assert len(story.session.streams) == 1
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("mine", [False, True])
+async def test_f3_r12_an_untyped_answer_to_a_stranger_is_no_grant(proxy, mine, whole):
+    """Its head alone fences for the one who opened the session."""
+    owner, other = b"Authorization: Bearer mine", b"Authorization: Bearer other"
+    async with proxy(epoch={"sources": [{"header": "Epoch"}]}) as relay:
+        story = Story(relay, (owner,))
+        await story.open(None, b"Epoch: 1")
+        client, server, _ = await story.ask(story.call(5, fields=(owner if mine else other,)))
+        head = UNTYPED["no type"][:-2] + b"Epoch: 2\r\n\r\n"
+        answer = head, part(b"please log in") + LAST_CHUNK
+        await server.send(*([b"".join(answer)] if whole else answer))
+        assert await client.rest() == b"please log in"
+        assert story.session.fence == ("epoch_changed" if mine else None)
+
+
+PAGES = {
+    "a page": (UNTYPED["no type"] + part(b"please log in") + LAST_CHUNK, "no_event"),
+    "a coded page": (
+        UNTYPED["no type"][:-2] + b"Content-Encoding: br\r\n\r\n" + part(b"please log in") + LAST_CHUNK,
+        "unreadable",
+    ),
+    "an event of another epoch": (UNTYPED["no type"] + part(SPLICED), "epoch_changed"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), PAGES.values(), ids=PAGES)
+@pytest.mark.parametrize("mine", [False, True])
+async def test_f3_an_untyped_answer_to_the_resume_of_a_stranger_is_no_grant(proxy, answer, reason, mine):
+    """It is refused to him alone."""
+    owner, other = b"Authorization: Bearer mine", b"Authorization: Bearer other"
+    async with proxy() as relay:
+        story = await began(relay, epoch=1, fields=(owner,))
+        await story.cut()
+        client = await story.resume(3, fields=(owner if mine else other,))
+        for _ in range(4 if reason == "no_event" else 1):
+            server, _ = await story.asked()
+            await server.send(answer)
+        assert (await client.error())["data"] == {"reason": reason}
+        assert story.verdicts() == [reason]
+        assert story.session.fence == (reason if mine else None)
+
+
+async def test_r3_a_stream_without_a_type_is_not_taken_for_nothing_delivered(proxy):
+    """Its resume is one, and is judged."""
+    async with proxy(resume={"hold": {"time": 0}}) as relay:
+        story = await began(relay, epoch=1, head=UNTYPED["no type"], calls=())
+        await story.cut()
+        client, _, request = await story.resumed(3, UNTYPED["no type"] + part(SPLICED))
+        assert request.get(b"Last-Event-ID") == b"3"
+        assert (await client.error())["data"] == {"reason": "epoch_changed"}
+
+
+async def test_it_ends_in_a_drain_once_it_is_known_to_be_a_stream(proxy):
+    async with proxy() as relay:
+        story = await began(relay, epoch=1, head=UNTYPED["no type"])
+        await story.leave()
+        client = await (await story.resume(3)).begin()
+        story.flow.end_at_boundary()
+        assert (await client.rest(), client.end) == (b"", "clean")

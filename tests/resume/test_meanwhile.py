@@ -268,16 +268,24 @@ async def test_l5_of_many_such_the_oldest_gives_way(proxy, monkeypatch):
         await until(lambda: story.session.fence == "deleted")
 
 
-async def test_h1_half_a_delete_is_given_up_with_its_client(proxy):
-    """The upstream cannot have understood it."""
+@pytest.mark.parametrize("ends", [False, True])
+async def test_l6_half_a_delete_may_end_the_session_as_well(proxy, monkeypatch, ends):
+    """Its head says all: the upstream need not wait for its body. One that does is given up."""
+    monkeypatch.setattr(farewell, "FAREWELL_TIME", 5.0 if ends else 0.05)
     async with proxy() as relay:
         story = await began(relay, epoch=1)
+        await story.leave()
         gone = await story.send(get(b"/mcp", SESSION, b"Content-Length: 5", method=b"DELETE") + b"ab")
         server = await relay.accept()
         await server.head()
         gone.peer.reset()
+        await until(lambda: relay.context.farewells)
+        if ends:
+            await server.send(reply(204))
+            await until(lambda: story.session.fence == "deleted")
         assert await server.gone()
-        assert story.session.fence is None
+        assert story.session.fence == ("deleted" if ends else None)
+        assert story.held == (0 if ends else 1)
 
 
 async def test_l6_observed_a_delete_that_nobody_waits_for_is_counted(proxy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resume.story import STREAM, began, compact, event, note, notes, part
+from resume.story import STREAM, Story, began, compact, event, note, notes, part
 
 SOURCES = {"sources": [{"meta": "session_epoch"}, {"meta": "other"}, {"header": "Epoch"}]}
 
@@ -20,6 +20,34 @@ async def test_r8_one_token_proves_what_comes_after_it(proxy):
         await server.send(part(notes(6, epoch=2)))
         assert await client.told() == [(5, "epoch_changed")]
         assert story.verdicts() == ["epoch", "epoch_changed"]
+
+
+@pytest.mark.parametrize("later", [5, 50, "x"])
+async def test_r7_the_first_new_id_alone_is_held_to_an_order(proxy, later):
+    """What comes after it, under an id that is on no record, is not."""
+    async with proxy(resume={"event_ids": "consecutive"}) as relay:
+        story = await began(relay, epoch=1, events=notes(10, 11, 12, epoch=1))
+        await story.cut()
+        client, server, _ = await story.resumed(12, STREAM + part(notes(13, epoch=1)))
+        await server.send(part(event(later, note(14))))
+        await client.until(event(later, note(14)))
+        assert story.verdicts() == ["epoch"]
+        server.reset()
+        await client.rest()
+        client, _, _ = await story.resumed(later, STREAM + part(event("y", note(15, 1))))
+        assert (await client.error())["data"] == {"reason": "id_gap"}
+
+
+async def test_r3_a_cursor_of_another_session_resumes_nothing(proxy):
+    """The session has delivered no id: its GET opens a new stream, which is delivered and fenced for (R12)."""
+    async with proxy() as relay:
+        story = Story(relay)
+        await story.open(1)
+        client, _, request = await story.resumed(77, STREAM + part(notes(1, epoch=2)))
+        assert request.get(b"Last-Event-ID") is None
+        await client.until(notes(1, epoch=2))
+        assert story.verdicts() == ["stale_cursor"]
+        await story.fenced("epoch_changed")
 
 
 def two(n: int, first: object, second: object) -> bytes:

@@ -557,6 +557,24 @@ async def test_r8_a_boundary_before_the_cursor(proxy, signal):
         assert (status, story.verdicts()) == (200, ["overlap"])
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_r8_what_an_instance_that_is_going_still_says(proxy, resumed):
+    """A deployment: another instance has answered, and gets the resume; the old one brings the last of its stream."""
+    one = STREAM[:-2] + b"X-Instance: one\r\n\r\n"
+    async with proxy(resume=OVERLAP, epoch=EPOCH) as relay:
+        story = await began(relay, head=one)
+        if resumed:
+            await story.cut()
+            story.answer, story.server, _ = await story.resumed(3, one + part(notes(3, 4)))
+            await story.answer.until(notes(4))
+        await another_instance(story)
+        await story.server.send(part(notes(5) if resumed else notes(4, 5)))
+        await story.answer.until(notes(5))
+        await story.pause()
+        status, _ = await judged(story, 5, notes(5, 6), asked=4)
+        assert (status, story.verdicts()[-1]) == (404, "boundary")
+
+
 async def test_r8_the_resume_itself_comes_from_another_instance(proxy):
     async with proxy(resume=OVERLAP, epoch=EPOCH) as relay:
         story = await began(relay, head=STREAM[:-2] + b"X-Instance: one\r\n\r\n")

@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from epochgate.relay import forward
+from relay.wire import chunked
 from resume.story import (
     JSON,
     LAST_CHUNK,
@@ -42,6 +44,41 @@ async def test_r9_asked_again_while_a_response_is_owed(proxy, empty, end):
         assert (await client.error())["data"] == {"reason": "no_event"}
         assert story.verdicts() == ["no_event"]
         await story.fenced("no_event")
+
+
+@pytest.mark.parametrize("framing", ["sized", "chunked"])
+@pytest.mark.parametrize("size", [100, 300])
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("why", ["R5", "R9"])
+async def test_r5_r9_t5_what_is_sent_again_is_a_whole_request(proxy, monkeypatch, framing, size, early, why):
+    """With the body, however odd, or, where that is too long to be kept, without one: the next request is not taken
+    for a part of it. `early`: the client has not sent all of it when the first answer comes."""
+    monkeypatch.setattr(forward, "LIVE_DATA", 200)
+    async with proxy(resume=OVERLAP) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        body = b"x" * size
+        field = b"Content-Length: %d" % size if framing == "sized" else b"Transfer-Encoding: chunked"
+        sent = body if framing == "sized" else chunked(body)
+        client = await story.send(story.again(3, field) + sent[: -10 if early else None])
+        server = await relay.accept()
+        await server.head()
+        if early:
+            await server.exactly(size - 10)
+        refused = reply(503, b"busy", JSON) if why == "R5" else stream()
+        await server.send(refused)
+        again = await relay.accept()
+        if early and size == 100:
+            await client.peer.send(sent[-10:])
+        request = await again.request()
+        assert request.get(b"Last-Event-ID") == (b"3" if why == "R5" else b"2")
+        assert (request.body, request.framing) == ((body, framing) if size == 100 else (b"", "none"))
+        await again.send(STREAM.replace(b"Connection: close\r\n", b"") + chunked(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+        other = await story.send(story.call(6))
+        request = await again.request()
+        assert request.body == story.call(6).partition(b"\r\n\r\n")[2]
+        other.peer.reset()
 
 
 @pytest.mark.parametrize("asks", [2, 3, 4])

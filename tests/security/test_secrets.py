@@ -80,6 +80,34 @@ async def test_nor_while_the_store_does_not_answer(server, home, http):
         assert "hunter2" not in seen + "".join(gate.said)
 
 
+async def test_nor_where_the_store_quotes_it(server, home, http):
+    """As Redis before 6 does, and one whose commands were renamed: it does not know how the client logs in."""
+    asked: list[bytes] = []
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            asked.append(data)
+            quoted = data.replace(b"\r\n", b" ")
+            writer.write(b"-ERR unknown command, with args beginning with: %b\r\n" % quoted * data.count(b"*"))
+        writer.close()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as store:
+        port = store.sockets[0].getsockname()[1]
+        url = {"url": f"valkey://hunter1:hunter2@127.0.0.1:{port}/0"}
+        async with server.listening() as upstream, proxy(upstream, home, store=url, log={"level": "debug"}) as gate:
+            async with http.get(gate.admin + "/readyz") as ready:
+                seen = await ready.text()
+            async with http.get(gate.admin + "/api/status") as status:
+                seen += await status.text()
+            assert ready.status == 503
+            gate.process.send_signal(signal.SIGTERM)
+            await gate.ended()
+            seen += gate.printed + "".join(gate.said)
+    assert any(b"hunter2" in data for data in asked)
+    assert "does not know a command" in seen
+    assert "hunter2" not in seen
+
+
 async def test_a_dead_process_leaves_no_core_file(server, home):
     """Its memory holds ids, credentials in flight and the store's password."""
     async with server.listening() as upstream, proxy(upstream, home) as gate:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -29,7 +30,10 @@ SESSION_ERA = frozenset({b"2025-03-26", b"2025-06-18", b"2025-11-25"})
 
 
 class _Message(msgspec.Struct, gc=False):
-    """The members of a JSON-RPC message that matter here, but for the id undecoded; an absent one is empty."""
+    """The members of a JSON-RPC message that matter here, but for the id undecoded; an absent one is empty.
+
+    Who writes out all members of a struct writes `null` for those that are not there. Only a `result` may be null.
+    """
 
     id: RpcId | None = None
     method: msgspec.Raw = msgspec.Raw()
@@ -37,6 +41,16 @@ class _Message(msgspec.Struct, gc=False):
     result: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
     meta: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="_meta")
+
+    @property
+    def asks(self) -> bool:
+        """Whether it names a method, which is a text: to most readers a message with anything else there has none."""
+        return bool(self.method) and bytes(self.method).startswith(b'"')
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is a response."""
+        return bool(self.result or (self.error and bytes(self.error) != b"null")) and not self.asks
 
 
 class _Meta(msgspec.Struct, gc=False):
@@ -73,7 +87,7 @@ Looks = tuple[tuple[bytes, tuple[bytes, ...]], ...]  # of each key what `usual_t
 NOTHING = Messages()
 _NO_TOKENS = Tokens((), None)
 # How the SDKs begin a request or a notification, neither of which answers anything.
-CALLS = (b'{"jsonrpc":"2.0","method":', b'{"method":', b'{"jsonrpc": "2.0", "method": ', b'{"method": ')
+CALLS = (b'{"jsonrpc":"2.0","method":"', b'{"method":"', b'{"jsonrpc": "2.0", "method": "', b'{"method": "')
 _TOKEN = re.compile(rb'\s*:\s*("?)([^",}\s\\]+)\1\s*[,}]')
 _PLAIN_TOKEN = re.compile(r"[!#-\[\]-~]+")  # written in one way only
 _messages = msgspec.json.Decoder(_Message | list[_Message])
@@ -82,6 +96,7 @@ _meta_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _token = msgspec.json.Decoder(int | str | None)
 _STRANGE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)  # for a lenient reader, perhaps
 _INFINITY = float("inf")
+_LONGEST_TOKEN = 256  # characters
 _MOST_DIGITS = 4300  # Python converts no more; to most readers such a number is infinite
 # The requests in one POST whose ids are remembered (L5).
 _MOST_OWED = 1024
@@ -102,7 +117,7 @@ def tokens_of(sources: Sequence[Source], headers: Headers) -> Tokens:
         else:
             token = header_value(headers, source)
             if token is not None:
-                return Tokens(tuple(keys), token)
+                return Tokens(tuple(keys), _bounded_token(token))
     return Tokens(tuple(keys), None)
 
 
@@ -122,7 +137,7 @@ def read_call(body: bytes) -> Call:
         body = _in_utf8(body)
     try:
         for message in _split(body):
-            if message.method:
+            if message.asks:
                 initialize = initialize or _is_initialize(bytes(message.method))
                 if message.id is not None:
                     owes.append(message.id)
@@ -153,7 +168,7 @@ def may_initialize(body: bytes) -> bool:
 def method_of(body: bytes) -> str | None:
     """The method of the first message in a body that names one, None where none can be read."""
     try:
-        methods = [bytes(message.method) for message in _split(body) if message.method]
+        methods = [bytes(message.method) for message in _split(body) if message.asks]
         return str(msgspec.json.decode(methods[0], type=str)) if methods else None
     except _STRANGE:
         return None
@@ -181,7 +196,7 @@ def read_messages(data: bytes | None, tokens: Tokens) -> Messages:
         for message in _split(data):
             if tokens.keys:
                 found.append(_token_of(message, tokens.keys) or tokens.default)
-            if message.id is not None and (message.result or message.error) and not message.method:
+            if message.id is not None and message.answers:
                 answers.append(message.id)
     except _STRANGE:
         return _read_leniently(data, tokens)
@@ -239,8 +254,8 @@ def holds_initialize_result(data: bytes) -> bool:
 def error_code(body: bytes) -> int | None:
     """The code of the JSON-RPC error that a body holds, None if it holds none."""
     for message in _all_messages(body):
-        if "error" in message:
-            error = message["error"]
+        error = message.get("error")
+        if error is not None:
             code = error.get("code") if isinstance(error, dict) else None
             return code if isinstance(code, int) else None
     return None
@@ -280,7 +295,14 @@ def _as_text(raw: msgspec.Raw | None) -> str | None:
     if raw is None:
         return None
     token = _token.decode(raw)
-    return None if token is None else str(token) or None
+    return None if token is None else _bounded_token(str(token)) or None
+
+
+def _bounded_token(token: str) -> str:
+    """A token as it is remembered: one that nobody needs to be so long, by its digest."""
+    if len(token) <= _LONGEST_TOKEN:
+        return token
+    return f"sha256:{hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 # -- as the most lenient client would
@@ -318,7 +340,7 @@ def _read_call_leniently(body: bytes) -> Call:
     owes: list[RpcId] = []
     try:
         for message in _split_leniently(body):
-            if "method" in message:
+            if isinstance(message.get("method"), str):
                 initialize = initialize or message["method"] == "initialize"
                 identifier, known = _lenient_id(message)
                 readable = readable and known
@@ -335,7 +357,8 @@ def _read_leniently(data: bytes, tokens: Tokens) -> Messages:
     try:
         for message in _split_leniently(data):
             found.append(_lenient_token(message, tokens.keys) or tokens.default)
-            if ("result" in message or "error" in message) and "method" not in message:
+            answered = "result" in message or message.get("error") is not None
+            if answered and not isinstance(message.get("method"), str):
                 identifier, _ = _lenient_id(message)
                 if identifier is not None:
                     answers.append(identifier)
@@ -363,9 +386,10 @@ def _lenient_token(message: dict[str, object], keys: Sequence[str]) -> str | Non
             value = members.get(key) if isinstance(members, dict) else None
             if isinstance(value, str) and _is_sendable(value):
                 if value:
-                    return value
+                    return _bounded_token(value)
             elif value is not None:
-                return json.dumps(value, separators=(",", ":"))  # whatever it is, it is there, and may differ
+                # Whatever it is, it is there, and may differ.
+                return _bounded_token(json.dumps(value, separators=(",", ":")))
     return None
 
 

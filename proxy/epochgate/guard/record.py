@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,7 +27,11 @@ class Origin(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """An event as it was read: the id that stuck (None: no id), the digest of its data (empty: priming), when (s)."""
+    """An event as it was read: the id that stuck (None: no id), the digest of its data (empty: priming), when (s).
+
+    Of one that came from an instance of the upstream after another one had answered, `at` is when it was asked: the
+    session may have gone over to that other one.
+    """
 
     id: bytes | None
     digest: bytes
@@ -36,6 +41,13 @@ class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
     def priming(self) -> bool:
         """Whether it has an id only."""
         return not self.digest
+
+
+class Asked(NamedTuple):
+    """When an answer was asked for (s), and the instance of the upstream that gave it (None: it told none)."""
+
+    at: float
+    instance: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +313,10 @@ class Session:
         self.instance = instance
         if self.watcher is not None:
             self.watcher.session_changed(self)
+
+    def came_at(self, asked: Asked, now: float) -> float:
+        """When an event that is read now counts as having come; see `Event`."""
+        return now if asked.instance in (None, self.instance) else asked.at
 
     def mark_delivered(self) -> None:
         """Something was delivered whose ids cannot be read (T8): its client may well resume (R3)."""

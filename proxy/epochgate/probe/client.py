@@ -251,7 +251,7 @@ def decode(data: bytes) -> object:
 def is_response(message: object, request_id: object) -> bool:
     """Whether a message (or one of a batch) answers the request."""
     messages = message if isinstance(message, list) else [message]
-    return any(isinstance(m, dict) and m.get("id") == request_id and "method" not in m for m in messages)
+    return any(isinstance(m, dict) and m.get("id") == request_id and m.get("method") is None for m in messages)
 
 
 def response_to(exchange: Exchange, request_id: object) -> dict[str, object]:

@@ -161,6 +161,9 @@ class ClientConnection(asyncio.Protocol):
         self.paused = False
         if self.watcher is not None:
             self.watcher.client_resumed()
+        if self.current is None:
+            self._next()
+            self._steer_reading()
 
     # -- httptools callbacks
 
@@ -272,6 +275,8 @@ class ClientConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Drop the connection at once."""
         if self._transport is not None:
+            if self.half_closed:
+                self._reset()  # what it was probed with, and then an end, may look complete
             self._transport.abort()
 
     def break_off(self, *, reset: bool) -> None:
@@ -282,11 +287,17 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None or self.lost:
             return
         if reset:
-            sock = self._transport.get_extra_info("socket")
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self._reset()
         self._transport.close()
         self._loop.call_later(FLUSH_TIMEOUT, self._transport.abort)
+
+    def _reset(self) -> None:
+        """Have the end of the connection be a RST."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        sock = self._transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
     @property
     def busy(self) -> bool:
@@ -313,7 +324,9 @@ class ClientConnection(asyncio.Protocol):
     def _next(self) -> None:
         if self.current is not None or self.lost:
             return
-        if self._queue:
+        if self._queue and self.paused:
+            self._set_timer(self._clients.limits.connection_idle)  # answers that nobody takes would pile up (T6)
+        elif self._queue:
             request = self._queue.popleft()
             if request.body.complete:
                 self._set_timer(None)
@@ -481,7 +494,10 @@ class ClientConnection(asyncio.Protocol):
             self._set_timer(LINGER)  # it is still reading
         else:
             self._clients.closed["slow_head"] += self._in_head
+            self._last = True
+            self._queue.clear()
             self._transport.close()
+            self._loop.call_later(FLUSH_TIMEOUT, self._transport.abort)
 
     def _time_out_body(self) -> None:
         """The body of the request that is being worked on has stalled."""

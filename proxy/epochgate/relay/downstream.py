@@ -17,6 +17,7 @@ class Outcome(Enum):
     DONE = "the reply is finished, or the client has gone"
     REFUSED = "refused before the head was released"
     EMPTY = "ended before any message, and before the head was released"
+    NO_ROOM = "given up before the head was released: what has to be checked could not be kept"
     NO_STREAM = "answered by no event stream, where another cursor is to be tried"
 
 

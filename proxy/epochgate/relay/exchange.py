@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine
+from functools import partial
 
-from epochgate.errors import BadRequestError, UpstreamError
+from epochgate.errors import BadRequestError, NoRoomError, UpstreamError
 from epochgate.guard.judge import is_refused
 from epochgate.guard.mcp import LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID, Call, is_session_era
 from epochgate.guard.policy import Mode, Policy
-from epochgate.guard.record import Origin, Session
+from epochgate.guard.record import Asked, Origin, Session
 from epochgate.guard.refusal import is_session_lost, may_fence
 from epochgate.guard.verdict import Reason, unproven
 from epochgate.guard.watch import Watch
@@ -36,6 +37,8 @@ from epochgate.relay.request import Request
 from epochgate.relay.resumption import Resumption
 from epochgate.relay.settling import Settling
 from epochgate.relay.upstream import Receiver, UpstreamConnection
+
+RETRY_AFTER = (b"Retry-After", b"1")  # s, when others may have let go of what they keep
 
 
 class Exchange:
@@ -95,14 +98,15 @@ class Exchange:
     async def _run(self, work: Coroutine[None, None, None]) -> None:
         try:
             await work
-        except (BadRequestError, UpstreamError) as error:
+        except (BadRequestError, NoRoomError, UpstreamError) as error:
             error.__traceback__ = None  # its frames know what it came out of, which knows it: a cycle
             if isinstance(error, UpstreamError):
                 self.context.saw_upstream_error(error)
             if self.reply.started:
                 self.reply.break_off()
             else:
-                await self.answers.send(error.status, error_body(str(error)))
+                more = [RETRY_AFTER] if isinstance(error, NoRoomError) else None
+                await self.answers.send(error.status, error_body(str(error)), more)
         except ConnectionError as error:
             error.__traceback__ = None
             self.client.abort()  # the client left in the middle of its request
@@ -125,7 +129,9 @@ class Exchange:
             await self.answers.send(503, error_body("The proxy is about to end; try again"), [retry_after])
             return
         if b"connection" in request.first:
-            check_connection_options(connection_options(request.fields))
+            policy = context.policies.match(request.target)
+            credentials = () if policy is None or policy.mode is Mode.BYPASS else policy.credentials
+            check_connection_options(connection_options(request.fields), credentials)
         choose = self._choose_at_once()
         if choose is not None:
             await self._conclude(await self.forwarder.send(choose))
@@ -201,15 +207,8 @@ class Exchange:
                 await self.make_room(policy, session)
             self.forwarder.copying = is_post
             if request.method == b"DELETE":
-                self.forwarder.leave = lambda connection: self._hear_out(policy, session, connection)
+                self.forwarder.leave = partial(Farewell, self.context, policy, session)
             await self._conclude(await self.forwarder.send(self.choose_known))
-
-    def _hear_out(self, policy: Policy, session: Session, connection: UpstreamConnection) -> None:
-        """The client of a DELETE has gone, but the session may end by it (L6)."""
-        if self.request.body.complete:
-            Farewell(self.context, policy, session, connection)
-        else:
-            connection.abort()
 
     def _is_session_era(self) -> bool:
         """S1. A field that is empty names no version; of several versions nobody knows which one the server takes."""
@@ -279,27 +278,29 @@ class Exchange:
         policy, session, method = self._policy, self._session, self.request.method
         assert policy is not None
         assert session is not None
-        self.note_answer(policy, session, head)
+        asked = self.note_answer(policy, session, connection, head)
         if head.status in (400, 404) and method != b"HEAD":  # whose answer says nothing
             return self.suspect(policy, session, connection, head)
         if not 200 <= head.status < 300:
             return self.relay(connection, head)
-        is_stream = head.is_stream
+        is_stream = head.may_be_stream and method in (b"POST", b"GET")
         call = Call()
         if method == b"POST" and (is_stream or self.forwarder.may_initialize()):
-            call = self.forwarder.call() or Call()
+            call = self.forwarder.call() or Call(readable=False)
             if call.initialize and head.get(SESSION_ID):
                 return self._choose_unnamed(connection, head)
-        if is_stream and method in (b"POST", b"GET"):
+            # Without a type it is the empty answer to a notification, as a rule.
+            is_stream = is_stream and (head.is_stream or bool(call.owes) or not call.readable)
+        if is_stream:
             origin = Origin.CALL if method == b"POST" else Origin.STANDALONE
             credentials = self.credentials(policy)
             stream = session.open_stream(origin, call.owes, credentials)
-            stream.owes_known = self.forwarder.is_read and call.readable
+            stream.owes_known = call.readable
             self.forwarder.forget()
             if head.whole and head.get(b"content-encoding") is None:
-                record = StreamTap(self.context, policy, session, stream, head)
+                record = StreamTap(self.context, policy, session, stream, head, credentials, asked)
                 return Passage(connection, head, self.forwarder.downstream, self.context, record)
-            answered = Answered(connection, head)
+            answered = Answered(connection, head, asked)
             return Flow(
                 self.context, policy, session, stream, answered, self.forwarder.downstream, credentials=credentials
             )
@@ -328,18 +329,18 @@ class Exchange:
         if watch.body(body):
             self.context.live_change(policy, session)
 
-    def note_answer(self, policy: Policy, session: Session, head: Head) -> None:
+    def note_answer(self, policy: Policy, session: Session, connection: UpstreamConnection, head: Head) -> Asked:
         """A 2xx shows that the session lives, and its instance header may tell of a boundary.
 
         Any other answer says nothing of it: a gateway may have given it, to a stranger.
         """
         self.context.backlog.settle()
-        if not 200 <= head.status < 300:
-            return
-        now = time.time()
-        session.touch(now)
-        if policy.instance_header is not None:
-            session.see_instance(head.get(policy.instance_header), now)
+        instance = None if policy.instance_header is None else head.get(policy.instance_header)
+        if 200 <= head.status < 300:
+            now = time.time()
+            session.touch(now)
+            session.see_instance(instance, now)
+        return Asked(connection.asked_at, instance)
 
     def suspect(self, policy: Policy, session: Session, connection: UpstreamConnection, head: Head) -> Receiver:
         """A 404 or a 400: perhaps a lost session (N1), which is a boundary signal at least."""
@@ -357,7 +358,7 @@ class Exchange:
                 self.context.fence(policy, session, Reason.SESSION_LOST)  # in observe mode it is only counted
 
         if policy.mode is Mode.ENFORCE and policy.normalize_loss:
-            return Suspect(connection, head, self.forwarder.downstream, is_lost)
+            return Suspect(connection, head, self.forwarder.downstream, is_lost, self.context.copies)
         tap = BodyTap(head.get(b"content-encoding"), note_loss, self.context.copies)
         return Passage(connection, head, self.forwarder.downstream, self.context, tap)
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epochgate.errors import UpstreamError
-from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step
+from epochgate.guard.judge import EMPTY_RESUMES, Cursor, Judge, Step, is_refused
 from epochgate.guard.ordinary import record_ordinary
 from epochgate.guard.policy import Mode, Policy, Proof
-from epochgate.guard.record import Session, Stream
-from epochgate.guard.refusal import may_tell_in_band, told_events
+from epochgate.guard.record import Asked, Session, Stream
+from epochgate.guard.refusal import may_fence, may_tell_in_band, told_events
 from epochgate.guard.sse import MARK, Block, Framer, Kind, end_of_block
-from epochgate.guard.verdict import Reason, proven
+from epochgate.guard.verdict import Reason, proven, unproven
 from epochgate.guard.watch import Watch
 from epochgate.relay.backlog import LONGEST_REST
 from epochgate.relay.coding import Decoder, decoder_of
@@ -47,12 +47,14 @@ class Answered:
 
     connection: UpstreamConnection
     head: Head
+    asked: Asked
 
 
 class Flow:
     """One guarded stream on one upstream connection."""
 
     __slots__ = (
+        "_asked",
         "_at_start",
         "_attached_at",
         "_begun",
@@ -68,6 +70,7 @@ class Flow:
         "_holdable",
         "_ids",
         "_marked",
+        "_may_fence",
         "_readable",
         "_reported",
         "_tail",
@@ -108,6 +111,7 @@ class Flow:
         self.stream = stream
         self.connection = connection = answer.connection
         self.head = head = answer.head
+        self._asked = answer.asked
         self.downstream: Downstream | None = downstream
         self.credentials = credentials  # of the request that the upstream answered with it
         self.cursor = cursor
@@ -119,6 +123,7 @@ class Flow:
         self._holdable = self._enforced and Proof.CONNECTION in policy.accept and policy.hold_time > 0
         self._checked = judge is not None and self._enforced  # whole blocks are released, after they are checked
         self._watch = Watch(policy, session, head.fields, stream)
+        self._may_fence = may_fence(session, credentials, granted=head.is_stream)  # a body without a type is no grant
         self._reported = None if judge is None else judge.verdict
         self._timer: asyncio.TimerHandle | None = None
         self._decoder: Decoder | None = None
@@ -146,7 +151,9 @@ class Flow:
             self._holdable = False  # coded bytes cannot be cut at blocks
         if self._holdable:
             context.holds.add(self)
-        context.streams.add(self)
+        known = head.is_stream or judge is not None  # else it may be a body of any kind, to be left alone
+        if known:
+            context.streams.add(self)
         downstream.client.watcher = self
         if downstream.client.paused:
             connection.pause()
@@ -154,9 +161,10 @@ class Flow:
             self._open_head()
         else:
             self._set_timer(policy.first_event_timeout, self._release_silent)
-        if judge is None and self._watch.head():
-            context.live_change(policy, session)
-        self._heartbeat = Heartbeat(policy.keepalive, self._beat) if self._enforced and policy.keepalive else None
+        if judge is None and self._may_fence and self._watch.head():
+            self._see_another_epoch()
+        beats = known and self._enforced and policy.keepalive
+        self._heartbeat = Heartbeat(beats, self._beat) if beats else None
 
     # -- the upstream
 
@@ -176,7 +184,8 @@ class Flow:
         now = time.time()
         self.context.backlog.settle()
         if self._checked:
-            self._take_checked(data, now)
+            self.session.active_at = now
+            self._take_checked(data, self.session.came_at(self._asked, now))
         else:
             self._take_live(data, now)
         if self._copy is not None or self._framer.kept + len(self._coded) > FREE:
@@ -189,6 +198,7 @@ class Flow:
     def read(self, data: bytes, now: float, *, final: bool) -> bytes:
         """See `Reader`."""
         self.session.active_at = now
+        now = self.session.came_at(self._asked, now)
         if self._heartbeat is not None:
             self._heartbeat.heard()
         framer = self._framer
@@ -320,6 +330,7 @@ class Flow:
             return
         self._set_timer(None)
         self.context.holds.release(self)
+        self.context.streams.add(self)
         downstream.reply.flush()
         if downstream.client.paused:
             self.connection.pause()
@@ -401,9 +412,16 @@ class Flow:
                 self.judge.unreadable()
                 self._end_judging()
         if changed:
+            self._see_another_epoch()
+
+    def _see_another_epoch(self) -> None:
+        """It flows on (R12). Whatever `live_change` says: what is kept of it is not delivered again (H3)."""
+        self._holdable = False
+        self.context.holds.remove(self)
+        if self._may_fence:
             self.context.live_change(self.policy, self.session)
-            if self.downstream is None:
-                self.close()  # whatever `live_change` says: a buffer of another epoch is not delivered (R12, H3)
+        if self.downstream is None:
+            self.close()
 
     def _shadow(self, block: Block, now: float) -> None:
         """Observe mode: judge, report, and record what goes through all the same."""
@@ -419,7 +437,7 @@ class Flow:
         """Observe mode: the judge would have refused, and nothing more is judged."""
         self._report()
         judge, self.judge = self.judge, None
-        if judge is not None and judge.verdict is not None and judge.refused:
+        if judge is not None and judge.verdict is not None and judge.refused and self._may_fence:
             self.context.fence(self.policy, self.session, judge.verdict.reason)
 
     def _take_checked(self, data: bytes, now: float) -> None:
@@ -476,14 +494,24 @@ class Flow:
         if fits:
             return
         if self._checked and self.judge is not None:
+            if self._decoder is None or is_refused(unproven(Reason.UNREADABLE), self.policy):
+                self._put_off()
+                return
             self.judge.unreadable()
             self._report()
-            if self._decoder is None or self.judge.refused:
-                self._refuse()
-                return
             self._readable = False
         self._framer.let_go()
         self._copy.resize(self._framer.kept + len(self._coded))
+
+    def _put_off(self) -> None:
+        """There is no room for what has to be checked. That says nothing of the session: the client may ask again."""
+        downstream = self.downstream
+        if downstream is not None and not downstream.reply.started:
+            self.downstream = None
+            self.close()
+            downstream.finish(Outcome.NO_ROOM)
+        else:
+            self.close()
 
     def _blocks_of(self, data: bytes) -> list[Block]:
         if self._decoder is not None:
@@ -610,7 +638,8 @@ class Flow:
                 else:
                     downstream.reply.break_off()
                 downstream.finish(Outcome.DONE)
-        self.context.fence(self.policy, self.session, reason)
+        if self._may_fence:
+            self.context.fence(self.policy, self.session, reason)
 
     def _open_head(self) -> None:
         """Release the head, and the blocks that wait for it (R8, R10)."""

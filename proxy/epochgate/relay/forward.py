@@ -25,6 +25,7 @@ from epochgate.relay.headers import (
     head,
     prefixed,
     values_of,
+    without,
 )
 from epochgate.relay.known import form_of
 from epochgate.relay.reply import Reply
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from epochgate.relay.tracing import RequestSpan  # an extra
 
 Choose = Callable[[UpstreamConnection, Head], "Receiver | None"]
-Leave = Callable[[UpstreamConnection], None]
+Leave = Callable[[UpstreamConnection], object]
 
 
 class Opening:
@@ -97,7 +98,7 @@ class Opening:
 
 
 class Forwarder:
-    """Sends one request, more than once only where it has no body that could be sent twice (R5, R9)."""
+    """Sends one request; more than once only one whose body means nothing (R5, R9)."""
 
     def __init__(self, context: Context, request: Request, reply: Reply, span: RequestSpan | None) -> None:
         self.reply = reply
@@ -110,6 +111,7 @@ class Forwarder:
         self._span = span
         self._sent: list[bytes] = []  # a copy of the request body, as far as it is needed
         self._sent_size = 0
+        self._torn = False  # some of what was sent of the body is not here any more
         self._copy: Copy | None = None
         self._rpc_method: str | None = None
 
@@ -121,11 +123,6 @@ class Forwarder:
         self._sent.clear()
         if self._copy is not None:
             self._copy.resize(0)
-
-    @property
-    def is_read(self) -> bool:
-        """Whether all of the body could be copied."""
-        return self._sent_size <= LIVE_DATA
 
     @property
     def rpc_method(self) -> str | None:
@@ -174,8 +171,9 @@ class Forwarder:
             connection.abort()
             return Outcome.DONE
         ended: asyncio.Future[Outcome] = self._context.loop.create_future()
+        bodiless = self._torn
         self.begin(connection, choose, telling(ended), fields)
-        if not self._request.body.complete:
+        if not bodiless and not self._request.body.complete:
             await self._send_rest(connection, ended)
         return await ended
 
@@ -186,13 +184,20 @@ class Forwarder:
         tell: Tell,
         fields: list[Field] | None = None,
     ) -> None:
-        """Send what is here of the request on this connection; `tell` hears how it ended."""
+        """Send what is here of the request on this connection; `tell` hears how it ended.
+
+        Where it is sent again, and its body cannot be, it goes without one: what follows is not to be taken for it.
+        """
         request = self._request
         self.downstream = Downstream(self._client, self.reply, tell)
         opening = Opening(connection, self.downstream, choose, self.leave)
         self._client.watcher = opening
         connection.begin(opening, request.method)
         body = request.body
+        if self._torn:
+            connection.write(self._head(fields, bodiless=True))
+            connection.request_sent()
+            return
         data = self._head(fields)
         if self._sent:
             data += self._framed(b"".join(self._sent))
@@ -211,14 +216,16 @@ class Forwarder:
         attach(self.downstream)
         return await ended
 
-    def _head(self, fields: list[Field] | None) -> bytes:
+    def _head(self, fields: list[Field] | None, *, bodiless: bool = False) -> bytes:
         """The head of the request as it goes on."""
         request = self._request
-        known = request.known if fields is None and self._span is None else None
+        known = request.known if fields is None and self._span is None and not bodiless else None
         if known is not None and known.outgoing is not None:
             return known.outgoing.with_length(request.first[b"content-length"])
         fields = self._addressed(request.end_to_end() if fields is None else fields)
-        if request.body.framing is Framing.CHUNKED:
+        if bodiless:
+            fields = without(fields, b"content-length")
+        elif request.body.framing is Framing.CHUNKED:
             fields.append((b"Transfer-Encoding", b"chunked"))
         start = b"%b %b HTTP/1.1" % (request.method, prefixed(request.target, self._context.prefix))
         data = head(start, fields)
@@ -267,6 +274,7 @@ class Forwarder:
             else:
                 self._sent_size = LIVE_DATA + 1
                 self._sent.clear()
+                self._torn = True
         return data
 
     def _has_room(self) -> bool:

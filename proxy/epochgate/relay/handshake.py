@@ -84,5 +84,5 @@ def _tap(
             open_session(body)
 
     if head.is_stream:
-        return HandshakeTap(policy, head, owes, open_session)
+        return HandshakeTap(policy, head, owes, open_session, copies)
     return BodyTap(head.get(b"content-encoding"), read, copies) if is_json(head.get(b"content-type")) else None

@@ -18,8 +18,11 @@ HOP_BY_HOP = frozenset(
 )  # fmt: skip
 # A request that has one of these taken away by `Connection` would be judged with it and forwarded without it.
 NEVER_NAMED = frozenset(
-    {b"mcp-session-id", b"mcp-protocol-version", b"last-event-id", b"authorization", b"content-length", b"host"}
-)
+    {
+        b"mcp-session-id", b"mcp-protocol-version", b"last-event-id", b"authorization", b"content-length",
+        b"content-type", b"content-encoding", b"host",
+    }
+)  # fmt: skip
 MAX_HEAD = 64 * 1024  # bytes of a message head, both ways
 VIA = (b"Via", b"1.1 epochgate")
 
@@ -47,7 +50,9 @@ class Head:
         self.status = status
         self.reason = reason
         self.fields = fields
-        self.first = first  # lower-case name -> first value
+        self.first = (
+            first  # lower-case name -> first value, of these fields: what the client does not get means nothing
+        )
         self.framing = framing
         self.whole = False  # all of the answer came with it, in one read
         self._lines = b""
@@ -112,9 +117,9 @@ def connection_options(fields: Iterable[Field]) -> frozenset[bytes]:
     return frozenset(option.lower() for option in members_of(fields, b"connection"))
 
 
-def check_connection_options(options: frozenset[bytes]) -> None:
-    """Refuse a request whose `Connection` names a field that it is judged by (T2)."""
-    named = options & NEVER_NAMED
+def check_connection_options(options: frozenset[bytes], credentials: Iterable[bytes]) -> None:
+    """Refuse a request whose `Connection` names a field that it is judged by, such as one of these (T2)."""
+    named = options & NEVER_NAMED.union(credentials)
     if named:
         raise BadRequestError(f"The Connection field names {min(named).decode()}, which is not a connection option")
 

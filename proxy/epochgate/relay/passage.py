@@ -10,7 +10,8 @@ from typing import Protocol
 from epochgate.errors import UpstreamError
 from epochgate.guard.mcp import Headers, RpcId, holds_initialize_result
 from epochgate.guard.policy import Policy
-from epochgate.guard.record import Origin, Session, Stream
+from epochgate.guard.record import Asked, Origin, Session, Stream
+from epochgate.guard.refusal import may_fence
 from epochgate.guard.sse import Block, Framer, only_block
 from epochgate.guard.watch import Watch
 from epochgate.relay.coding import decoded, decoder_of
@@ -143,12 +144,18 @@ class Suspect(_Answer):
     """Holds back a 404 or a 400 until its body tells whether the session is lost (N1)."""
 
     def __init__(
-        self, connection: UpstreamConnection, head: Head, downstream: Downstream, decide: Callable[[bytes], bool]
+        self,
+        connection: UpstreamConnection,
+        head: Head,
+        downstream: Downstream,
+        decide: Callable[[bytes], bool],
+        copies: Copies,
     ) -> None:
         super().__init__(connection, downstream)
         self._head = head
         self._decide = decide  # takes the plain body; True: the session is lost, and the exchange answers
         self._body = bytearray()
+        self._copy = Copy(copies)
         self._passing = False
         self._timer = asyncio.get_running_loop().call_later(LOSS_TIME, self._time_out)
 
@@ -158,7 +165,7 @@ class Suspect(_Answer):
             self._downstream.reply.write(data)
             return
         self._body += data
-        if len(self._body) > LOSS_BODY[self._head.status]:
+        if len(self._body) > LOSS_BODY[self._head.status] or not self._copy.resize(len(self._body)):
             self._pass()
 
     def received_end(self) -> None:
@@ -166,6 +173,7 @@ class Suspect(_Answer):
         self._timer.cancel()
         if not self._passing:
             if self._decide(decoded(bytes(self._body), self._head.get(b"content-encoding"))):
+                self._copy.resize(0)
                 self._downstream.finish(Outcome.REFUSED)
                 return
             self._pass()
@@ -187,6 +195,7 @@ class Suspect(_Answer):
     def client_gone(self) -> None:
         """Nobody is there to read it."""
         self._timer.cancel()
+        self._copy.resize(0)
         super().client_gone()
 
     def _time_out(self) -> None:
@@ -200,6 +209,7 @@ class Suspect(_Answer):
         self._downstream.reply.pass_on(self._head)
         self._downstream.reply.write(bytes(self._body))
         self._body.clear()
+        self._copy.resize(0)
 
 
 class BodyTap:
@@ -241,21 +251,32 @@ class BodyTap:
 class StreamTap:
     """Records a guarded stream that came in one read, with its end: nothing of it can be held (L3, R12)."""
 
-    def __init__(self, context: Context, policy: Policy, session: Session, stream: Stream, head: Head) -> None:
+    def __init__(
+        self,
+        context: Context,
+        policy: Policy,
+        session: Session,
+        stream: Stream,
+        head: Head,
+        credentials: bytes,
+        asked: Asked,
+    ) -> None:
         self._context = context
+        self._asked = asked
         self._policy = policy
         self._session = session
         self._watch = Watch(policy, session, head.fields, stream)
-        if self._watch.head():
+        self._may_fence = may_fence(session, credentials, granted=head.is_stream)
+        if self._may_fence and self._watch.head():
             context.live_change(policy, session)
 
     def data(self, data: bytes) -> None:
         """See `Tap`."""
-        now = time.time()
+        now = self._session.came_at(self._asked, time.time())
         block = only_block(data, LIVE_DATA)
         blocks = Framer(keep_data=LIVE_DATA).feed(data) if block is None else [block]
         self._context.telemetry.events += len(blocks)
-        if True in [self._watch.see(block, now) for block in blocks]:
+        if True in [self._watch.see(block, now) for block in blocks] and self._may_fence:
             self._context.live_change(self._policy, self._session)
 
     def end(self) -> None:
@@ -268,7 +289,10 @@ class StreamTap:
 class HandshakeTap:
     """Reads an `initialize` that is answered by a stream (L1); its events are cursors too (L4)."""
 
-    def __init__(self, policy: Policy, head: Head, owes: tuple[RpcId, ...], grant: Callable[[bytes], Session]) -> None:
+    def __init__(
+        self, policy: Policy, head: Head, owes: tuple[RpcId, ...], grant: Callable[[bytes], Session], copies: Copies
+    ) -> None:
+        self._copy = Copy(copies)
         self._policy = policy
         self._fields: Headers = head.fields
         self._owes = owes
@@ -299,9 +323,15 @@ class HandshakeTap:
                 for earlier in self._before:
                     self._watch.see(earlier, time.time())
                 self._before.clear()
+        if not self._copy.resize(self._framer.kept + (self._size if self._before else 0)):
+            self._framer.let_go()
+            self._before.clear()
+            self._size = LIVE_DATA + 1
+            self._copy.resize(self._framer.kept)
 
     def end(self) -> None:
         """See `Tap`."""
 
     def close(self) -> None:
         """See `Tap`."""
+        self._copy.resize(0)

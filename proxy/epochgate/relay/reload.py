@@ -17,6 +17,7 @@ from epochgate.relay.telemetry import log
 from epochgate.settings import Section, Settings
 
 APPLIED = ("policies", "drain", "admin.token_file")  # keys, and what is below them, that need no restart
+STEP = 250  # ms between two looks of the watcher, for each of which the traffic has to give way
 DEBOUNCE = 200  # ms: a swap of several files is one change
 LOOK_EVERY = 5000  # ms: what the kernel does not tell (a file that is mounted alone, a network) is seen then
 
@@ -101,6 +102,7 @@ class Reload:
             watch_filter=None,
             recursive=False,
             debounce=DEBOUNCE,
+            step=STEP,
             rust_timeout=LOOK_EVERY,
             yield_on_timeout=True,
             force_polling=polling,

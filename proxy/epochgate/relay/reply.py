@@ -26,6 +26,7 @@ class Reply:
         "_framing",
         "_http11",
         "_pending",
+        "_probed",
         "closed",
         "finished",
         "keep_alive",
@@ -38,6 +39,7 @@ class Reply:
         self._framing = Framing.NONE
         self._http11 = request.http11
         self._pending: list[bytes] = []  # written together by `flush`
+        self._probed = False  # some of the size of the next chunk was written
         self.keep_alive = request.keep_alive
         self.status = 0
         self.started = False
@@ -85,6 +87,7 @@ class Reply:
     def probe(self) -> None:
         """Send what changes nothing, a leading zero of the next chunk's size: a peer that is gone answers by a RST."""
         if self._framing is Framing.CHUNKED and self.started and not self.finished and not self._pending:
+            self._probed = True
             self._connection.write(b"0")
 
     def flush(self) -> None:
@@ -93,6 +96,7 @@ class Reply:
         if pending:
             data = pending[0] if len(pending) == 1 else b"".join(pending)
             pending.clear()
+            self._probed = False
             self._connection.write(data)
 
     def end(self) -> None:
@@ -104,6 +108,8 @@ class Reply:
 
     def break_off(self) -> None:
         """An end that does not look complete (T4)."""
+        if self._probed:
+            self._pending.append(b"1\r\n")  # zeros alone, and then the end, are the last chunk to some
         self.flush()
         self.finished = True
         self.keep_alive = False

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from epochgate.errors import UpstreamError
+from epochgate.errors import NoRoomError, UpstreamError
 from epochgate.guard.judge import Cursor, Ending, Judge, is_refused
 from epochgate.guard.mcp import LAST_EVENT_ID, SESSION_ID, tokens_of
 from epochgate.guard.policy import Mode, Policy, Proof
@@ -154,7 +154,13 @@ class Resumption:
                 if ending is Ending.PASS:
                     self._flow.pass_empty(exchange.reply)
                     return
-                self._context.fence(self._policy, session, Reason.NO_EVENT)
+                if may_fence(session, self._credentials, granted=self._flow.head.is_stream):
+                    self._context.fence(self._policy, session, Reason.NO_EVENT)
+                await self._refuse(judge.stream, Reason.NO_EVENT)
+                return
+            elif outcome is Outcome.NO_ROOM:
+                self._note_spent(judge.stream)
+                raise NoRoomError("No room to check the answer; try again")
             elif outcome is Outcome.DONE:
                 if exchange.reply.status >= 400:
                     self._note_spent(judge.stream)
@@ -163,6 +169,9 @@ class Resumption:
                 if may_fence(session, self._credentials, granted=False):
                     self._context.fence(self._policy, session, Reason.SESSION_LOST)
                 await self._refuse(judge.stream, Reason.SESSION_LOST)
+                return
+            elif session.fence is None and judge.verdict is not None:
+                await self._refuse(judge.stream, judge.verdict.reason)  # to this caller alone (F3)
                 return
         await self._refuse(judge.stream, Reason(session.fence or ""))
 
@@ -177,7 +186,7 @@ class Resumption:
         exchange, policy, session = self._exchange, self._policy, self._session
 
         def choose(connection: UpstreamConnection, head: Head) -> Receiver | None:
-            exchange.note_answer(policy, session, head)
+            asked = exchange.note_answer(policy, session, connection, head)
             if head.may_be_stream:
                 judge.tokens = tokens_of(policy.sources, head.fields)
                 judge.outage_at = self._context.upstream.outage_at
@@ -194,7 +203,7 @@ class Resumption:
                     policy,
                     session,
                     judge.stream,
-                    Answered(connection, head),
+                    Answered(connection, head, asked),
                     exchange.forwarder.downstream,
                     credentials=self._credentials,
                     cursor=self._cursor,

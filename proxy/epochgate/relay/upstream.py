@@ -91,6 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._request_sent = True  # nothing of the request body is still to come
         self._timer: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
+        self.asked_at = 0.0  # when its request began to be sent (s)
         self.fresh = True  # it has carried no answer yet
         self.idle_since = 0.0
         self.closed = False
@@ -103,6 +104,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Take the connection for a request with this method."""
         self._receiver = receiver
         self._method = method
+        self.asked_at = time.time()
         self._head = None
         self._told = False
         self._in_head = False
@@ -281,7 +283,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep = framing is not Framing.CLOSE and self._parser.should_keep_alive()
         if self._keep and self._parser.get_http_version() != "1.1":  # RFC 9112 sections 6.1 and 9.3
             self._keep = framing is not Framing.CHUNKED and b"close" not in connection_options(self._fields)
-        first = dict(zip(reversed(self._names), (value for _, value in reversed(self._fields)), strict=True))
+        first = {lower_case(name): value for name, value in reversed(fields)}
         self._head = Head(status, self._status, fields, first, framing)
         if self._method == b"HEAD" and framing is Framing.NONE:
             self._finish()  # the parser waits for a body that does not come
