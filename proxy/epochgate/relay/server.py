@@ -10,7 +10,6 @@ import resource
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from epochgate.relay.elsewhere import Elsewhere
 from epochgate.relay.exchange import work_on
 from epochgate.relay.hold import Holds
 from epochgate.relay.listener import listen, listen_together
-from epochgate.relay.logs import set_up_logs
+from epochgate.relay.logs import end_logs, set_up_logs
 from epochgate.relay.telemetry import Telemetry, log
 from epochgate.relay.tls import check_store, client_context, load_pair, server_context
 from epochgate.relay.upstream import Upstream
@@ -211,7 +210,7 @@ class Stop:
         self._signals += 1
         if self._signals > 1:
             self._hurried()
-            sys.stderr.flush()
+            end_logs()
             os._exit(1)
         self.grace = signum != signal.SIGINT  # who pressed Ctrl-C waits for no balancer
         self.begin()
