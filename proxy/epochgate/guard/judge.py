@@ -306,7 +306,12 @@ class Judge:
         return unproven(Reason.NO_PROOF)
 
     def _has_boundary(self) -> bool:
-        event = self.stream.at(self.position)
+        """Whether a sign came since the last message up to the cursor: it is that message which the overlap repeats.
+
+        A priming event may have been the whole answer to a resume, which nothing proved.
+        """
+        place = self.stream.message_up_to(self.position)
+        event = self.stream.at(max(place, 0))  # before the first message: since the stream was opened
         since = event.at if event is not None else NEVER
         return max(self.session.boundary_at, self.outage_at) > since
 
