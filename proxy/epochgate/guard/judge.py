@@ -114,6 +114,11 @@ class Judge:
             return None
         return self.session.cursor_before(self.stream, self.position)
 
+    @property
+    def next(self) -> int:
+        """The position of the message that has to come next; the end of the record where all of it has come."""
+        return self.stream.message_from(self._next)
+
     def check(self, block: Block, now: float) -> Step:
         """Judge one complete block (R7, R8, R11) at time `now` (s); what is released goes on the record."""
         self.replayed = -1
