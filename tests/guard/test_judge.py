@@ -736,27 +736,6 @@ def test_a_message_ends_the_row(told: list[Told]) -> None:
     assert [empty(scene, "3") for _ in range(4)] == [Ending.PASS] * 3 + [Ending.REFUSE]
 
 
-@pytest.mark.parametrize(
-    ("token", "accept", "owes", "last"),
-    [
-        (b"1", STRICT, (), Ending.PASS),
-        (b"2", STRICT, (), Ending.REFUSE),
-        (b"1", frozenset({Proof.CONNECTION}), (), Ending.REFUSE),
-        (b"1", STRICT, (5,), Ending.ASK_AGAIN),
-    ],
-)
-def test_r9_an_empty_answer_whose_head_has_the_token(
-    token: bytes, accept: frozenset[Proof], owes: tuple[int, ...], last: Ending
-) -> None:
-    """A server that stamps its heads and closes quiet streams on purpose is polled for ever."""
-    scene = Scene(sources=(META, HEADER), accept=accept)
-    stream = scene.call(*owes) if owes else scene.standalone()
-    scene.live(stream, *notes(1, epoch=1))
-    for _ in range(4):
-        ending = scene.resume("1", headers=[(b"Mcp-Session-Epoch", token)]).judge.end_without_message(1)
-    assert ending is last
-
-
 def test_a_priming_event_does_not_end_the_row() -> None:
     """R9: it is no message."""
     scene = quiet()

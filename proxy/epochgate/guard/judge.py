@@ -156,19 +156,12 @@ class Judge:
         if self.stream.owes:
             if asked <= EMPTY_RESUMES:
                 return Ending.ASK_AGAIN
-        elif self._is_head_proof():
-            return Ending.PASS  # nothing has happened, says the session itself
         else:
             self.stream.empties += 1
             if self.stream.empties <= EMPTY_RESUMES:
                 return Ending.PASS
         self.verdict = proven(Proof.CONNECTION) if self._held else unproven(Reason.NO_EVENT)
         return Ending.REFUSE if self.refused else Ending.PASS
-
-    def _is_head_proof(self) -> bool:
-        """Whether the head of the answer has the session's token."""
-        token = self.tokens.default
-        return token is not None and token == self.session.token and Proof.EPOCH in self.policy.accept
 
     def unreadable(self) -> None:
         """What comes cannot be read (T8)."""
