@@ -146,6 +146,14 @@ async def test_a_fence_outlives_its_process(durable):
     assert (await again.find(b"session", time.time())).fence == "epoch_changed"
 
 
+async def test_a_fence_whose_reason_is_not_known_is_a_fence(durable):
+    """F2: of another version, or damaged: it stays shut, and is told by a reason that there is."""
+    ledger = await durable.ledger()
+    story(ledger).close("delated", time.time())
+    again = await reopened(durable, ledger)
+    assert (await again.find(b"session", time.time())).fence == "session_lost"
+
+
 @pytest.mark.parametrize("end", ["in order", "killed"])
 async def test_an_outage_of_the_upstream_outlives_its_process(durable, end):
     """R8: records live on, and so do the signs that void an overlap with them. The last one counts."""

@@ -37,6 +37,7 @@ class Knobs:
     reconnect: str = "continued"  # continued | hangs | refused | lossy | repeated | busy: of a call that is not done
     sessions: int = 1000  # more are refused
     second_get: str = "one"  # one | takeover | several | none | ends
+    version: str = ""  # that it chooses; empty: the one that was asked for
     forgets: bool = False  # an idle session, after two requests
 
 
@@ -115,7 +116,8 @@ class ScriptedServer:
             return web.Response(status=503)
         session = "the-one" if self.knobs.session_ids == "repeated" else str(uuid.uuid4())
         self.live[session] = 0
-        result = {"protocolVersion": message["params"]["protocolVersion"], "serverInfo": {"name": "scripted\x1b[2J"}}
+        version = self.knobs.version or message["params"]["protocolVersion"]
+        result = {"protocolVersion": version, "serverInfo": {"name": "scripted\x1b[2J"}}
         if self.knobs.epoch in ("meta", "partial", "unstable"):
             result["_meta"] = {"com.example/session_epoch": 1}
         headers = self.stamp({} if self.knobs.session_ids == "none" else {"Mcp-Session-Id": session})

@@ -354,3 +354,24 @@ def test_content_that_cannot_be_decoded_says_nothing(audit: Audit, capture: Capt
     capture.resume(events(3))
     capture.entries[-1]["response"]["content"] = {"text": "a", "encoding": "base64"}
     assert capture.write(audit).one() == ("no_event", "refused", False)
+
+
+def test_a_file_that_is_nested_deep_or_counts_backwards_is_read_as_far_as_it_goes(audit: Audit) -> None:
+    deep = b'{"event": "resume.decided", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+    lines = [decided("s1", "divergent", "epoch_changed"), decided("s2", "divergent", "epoch_changed", pending=-5)]
+    audit.path.write_bytes(b"\n".join([deep, *(json.dumps(line).encode() for line in lines)]))
+    assert audit()["sum"]["rerun"] == 1
+    audit.path.write_bytes(deep)
+    assert main([str(audit.path)]) == 2
+    audit.path.write_bytes(b'{"log": {"entries": ' + b"[" * 5000 + b"]" * 5000 + b"}}")
+    assert main([str(audit.path)]) == 2
+
+
+def test_text_from_the_file_moves_no_terminal_and_forges_no_line(
+    audit: Audit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_log(audit, decided("s\x1b[2J\n0 resumes\u202e", "proven", "epoch"))
+    assert main([str(audit.path)]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == 3
+    assert not {"\x1b", "\u202e"} & set(shown)

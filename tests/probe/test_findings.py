@@ -295,3 +295,19 @@ def test_a_made_up_id_has_the_form_of_its_model(identifier: str) -> None:
     made_up = survey.lookalike(identifier)
     assert made_up != identifier
     assert survey.form(made_up) == survey.form(identifier)
+
+
+def test_what_the_server_chose_moves_no_terminal() -> None:
+    """Ids, types and names of fields are shown by their form, which keeps what is no letter or digit."""
+    seen = "form " + survey.form("a\x1b]0;x\x07\u202e7")
+    finding = Finding(Check.EVENT_IDS, "consecutive", seen)
+    shown = Report("http://a/mcp", [finding], Facts(), None).as_text()
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert "form <text>]<n>;<text><n>" in shown
+
+
+async def test_a_version_that_cannot_be_a_header_field_is_no_answer() -> None:
+    async with ScriptedServer(Knobs(version="2025-06-18\x1b")).running() as server:
+        report = await probe(server, seconds=5.0)
+    (finding,) = [finding for finding in report.findings if finding.check is Check.PROTOCOL]
+    assert (finding.outcome, finding.seen) == ("none", "initialize was answered HTTP 200, application/json")

@@ -281,3 +281,69 @@ async def test_t8_a_coded_event_that_is_too_long_to_be_held_back(proxy, unproven
         else:
             assert (await client.rest(), client.end) == (good, "aborted")
         assert story.verdicts() == ["epoch", "unreadable"]
+
+
+TYPE = b"Content-Type: text/event-stream"
+ODD = {
+    "UTF-7": (b"; charset=utf-7", b"+AGQAYQB0AGE-" + notes(4, epoch=2).partition(b"data")[2]),
+    "quoted": (b';Charset = "ISO-2022-JP"', notes(4, epoch=1)),
+    "Latin-1": (b"; charset=iso-8859-1", notes(4, epoch=1)),
+    "with a mark": (b"; charset=utf-8-sig", notes(4, epoch=1)),
+    "two": (b"; charset=utf-8; charset=utf-7", notes(4, epoch=1)),
+    "by RFC 8187": (b"; charset*=us-ascii''utf-7", notes(4, epoch=1)),
+    "in another field": (b"\r\nContent-Type: text/plain; charset=utf-7", notes(4, epoch=1)),
+    "escaped": (b'; charset="ut\\f-7"', notes(4, epoch=1)),
+}
+
+
+@pytest.mark.parametrize(("label", "body"), ODD.values(), ids=ODD)
+@pytest.mark.parametrize("unproven", ["restart", "resume"])
+async def test_t8_another_charset(proxy, label, body, unproven):
+    """An event stream is in UTF-8; clients that go by the name of another charset would read something else."""
+    async with proxy(resume={"unproven": unproven}) as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        head = STREAM.replace(TYPE, TYPE + label)
+        client, server, _ = await story.resumed(3, head + part(body) + LAST_CHUNK)
+        data = await client.rest()
+        assert story.verdicts() == ["unreadable"]
+        if unproven == "resume":
+            assert (client.status, data, client.end) == (200, body, "clean")
+        else:
+            assert client.status == 404
+            await story.fenced("unreadable")
+
+
+PLAIN = [
+    b"; charset=utf-8",
+    b';CHARSET="UTF-8"',
+    b"; charset=utf8",
+    b"; charset='utf-8'",
+    b"; charset=US-ASCII",
+    b"; charset=",
+]
+
+
+@pytest.mark.parametrize("label", PLAIN)
+async def test_t8_utf8_by_any_name(proxy, label):
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        await story.cut()
+        client, server, _ = await story.resumed(3, STREAM.replace(TYPE, TYPE + label) + part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+        assert story.verdicts() == ["epoch"]
+
+
+async def test_t8_a_live_stream_in_another_charset_is_neither_recorded_nor_held(proxy):
+    """So nothing of it is a cursor, and a resume is told that it is unknown."""
+    async with proxy() as relay:
+        story = Story(relay)
+        await story.open(1)
+        client, server, _ = await story.ask(story.call(5))
+        head = STREAM.replace(TYPE, TYPE + b"; charset=utf-7")
+        await server.send(head + part(notes(1, 2, 3, epoch=1)))
+        await client.until(notes(3, epoch=1))
+        client.peer.reset()
+        assert await server.gone()
+        assert not story.session.knows(b"3")
+        assert (await (await story.resume(3)).error())["data"] == {"reason": "unknown_cursor"}

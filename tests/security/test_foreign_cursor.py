@@ -107,6 +107,18 @@ async def test_r3_a_new_session_is_asked_for_without_it(guarded, cursor):
         await client.message()
 
 
+@pytest.mark.parametrize("value", [b"", b" \t "])
+@pytest.mark.parametrize("session", [A, b"Mcp-Session-Id: made-up"])
+async def test_r3_an_empty_field_is_no_cursor_and_stays_here(guarded, session, value):
+    """Some servers look at its presence, and replay all that they have."""
+    async with guarded() as relay:
+        await both(relay)
+        client, server, request = await relay.asked(get(b"/mcp", session, b"Last-Event-ID:" + value, *ALICE))
+        assert (request.get(b"Last-Event-ID"), request.get(b"Mcp-Session-Id")) == (None, session.partition(b": ")[2])
+        await server.send(reply(405))
+        await client.message()
+
+
 @pytest.mark.parametrize("session", [b"Mcp-Session-Id: made-up", b"Mcp-Session-Id: sa", b"Mcp-Session-Id: SA\xa0"])
 async def test_r3_a_session_that_nobody_was_granted_is_refused(guarded, session):
     async with guarded() as relay:

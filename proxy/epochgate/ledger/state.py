@@ -15,6 +15,7 @@ import msgspec
 from epochgate.guard.eventids import Learner
 from epochgate.guard.mcp import RpcId
 from epochgate.guard.record import Event, Limits, Origin, Session, Stream
+from epochgate.guard.verdict import Reason
 
 BLOCK = 32  # events
 KEYS = 1 << 32  # how many streams each of the processes that share a session can count
@@ -107,6 +108,7 @@ class Change:
     left: frozenset[str]  # processes that were found to have ended, and are asked no more
 
 
+_REASONS = frozenset(reason.value for reason in Reason)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(Head).decode
 _decode_state = msgspec.msgpack.Decoder(StreamState).decode
@@ -217,7 +219,9 @@ def take_head(session: Session, head: Head) -> None:
     if head.token is not None:
         session.token = head.token.decode("utf-8", "surrogatepass")
     if head.fence is not None:
-        session.fence, session.fenced_at = head.fence, head.fenced_at
+        # Another version may have a reason that is not known here, or the store is damaged: it is a fence all the same.
+        session.fence = head.fence if head.fence in _REASONS else Reason.SESSION_LOST.value
+        session.fenced_at = head.fenced_at
     session.shared_ids = session.shared_ids or head.shared_ids
     session.delivered = session.delivered or head.delivered
     session.would_be_fenced = session.would_be_fenced or head.would_be_fenced

@@ -18,6 +18,7 @@ from epochgate.errors import ConfigurationError
 from epochgate.guard.policy import Policy, Proof, Unproven, normalize_path
 from epochgate.probe.capture import audit_capture
 from epochgate.probe.decision import Decision, UnusableFileError, add_up, policy_in_words
+from epochgate.probe.findings import plain
 from epochgate.probe.verdict_log import audit_log
 from epochgate.settings import PolicySettings
 
@@ -50,7 +51,9 @@ def main(argv: list[str]) -> int:
         return 0
     for policy in policies.used.values():
         print(f"policy {policy.name}: {policy_in_words(policy)}")
-    print("\n".join([*(decision.as_text() for decision in decisions), total.as_text()]))
+    for decision in decisions:
+        print(plain(decision.as_text()))
+    print(total.as_text())
     return 0
 
 
@@ -77,7 +80,7 @@ def _is_capture(data: bytes) -> bool:
     """A HAR document is one object with the member `log`; a verdict log is one object a line."""
     try:
         return bool(msgspec.json.decode(data, type=_Document).log)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 

@@ -76,7 +76,7 @@ def audit_capture(data: bytes, policy_for: Callable[[str], Policy]) -> Iterator[
     """
     try:
         har = msgspec.json.decode(data, type=_Har)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnusableFileError(f"no HAR document: {error}. Save the capture anew, with content") from None
     replay = _Replay(policy_for)
     entries = sorted(enumerate(har.log.entries, 1), key=lambda one: one[1].started_date_time)

@@ -216,9 +216,14 @@ class Client:
         )
         opening = await self.ask(message, session=None, version=None)
         result = response_to(opening, message["id"]).get("result")
-        if not isinstance(result, dict) or not isinstance(result.get("protocolVersion"), str):
+        if not isinstance(result, dict):
             return opening
-        session = Session(opening.headers.get("Mcp-Session-Id"), result["protocolVersion"], opening, result)
+        chosen = result.get("protocolVersion")
+        if (
+            not isinstance(chosen, str) or not chosen.isascii() or not chosen.isprintable()
+        ):  # it is to be a header field
+            return opening
+        session = Session(opening.headers.get("Mcp-Session-Id"), chosen, opening, result)
         if session.id is not None:
             self._open.append(session)
         note = {"jsonrpc": "2.0", "method": "notifications/initialized"}

@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
+def plain(text: str) -> str:
+    """A line without what a terminal would obey: the server, or whoever wrote the file, chose some of it."""
+    return "".join(character for character in text if character.isprintable())
+
+
 class Level(StrEnum):
     """How much a finding matters."""
 

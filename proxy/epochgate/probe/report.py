@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from epochgate.probe.findings import Facts, Finding, Level, Meaning
+from epochgate.probe.findings import Facts, Finding, Level, Meaning, plain
 from epochgate.probe.meanings import MEANINGS
 from epochgate.probe.policy import Recommendation
 
@@ -64,7 +64,7 @@ class Report:
             lines.append("")
         if self.recommendation is not None:
             lines += ["Recommended configuration:", "", self.as_yaml()]
-        return "\n".join([*lines, self.summary()])
+        return "\n".join(map(plain, "\n".join([*lines, self.summary()]).split("\n")))
 
     def as_yaml(self) -> str:
         """The recommended configuration, ready to paste, with its reasons as comments."""

@@ -7,7 +7,7 @@ import re
 import uuid
 
 from epochgate.probe.client import OLDER_VERSIONS, Exchange, Session, response_to
-from epochgate.probe.findings import Check, Finding
+from epochgate.probe.findings import Check, Finding, plain
 from epochgate.probe.survey import Survey, ToolCall, describe, lookalike, meta_tokens, tokens
 
 _CALL = 10.0  # seconds that the named tool may take
@@ -185,4 +185,4 @@ async def ask_idle(survey: Survey) -> list[Finding]:
 
 def printable(text: str) -> str:
     """A server's own words, cut short and without control characters."""
-    return "".join(c for c in text[:80] if c.isprintable())
+    return plain(text[:80])

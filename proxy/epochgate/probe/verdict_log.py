@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated
 
 import msgspec
 
@@ -34,7 +35,7 @@ class _Decided(msgspec.Struct, tag_field="event", tag="resume.decided"):
     reason: Reason
     enforced: bool
     policy: str
-    pending: int
+    pending: Annotated[int, msgspec.Meta(ge=0)]
     proof: Proof | None = None
 
 
@@ -73,7 +74,7 @@ def audit_log(
 def _read(text: bytes) -> _Opened | _Decided | None:
     try:
         return _line.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -178,6 +178,9 @@ class Exchange:
         is_post = request.method == b"POST"
         now = time.time()
         cursor = request.get(LAST_EVENT_ID) if request.method == b"GET" else None
+        fields = None  # as they came
+        if enforced and cursor == b"":  # no cursor, and yet some servers replay all that they have to whoever sends it
+            fields = without(request.end_to_end(), LAST_EVENT_ID)
         ledger = self.context.ledger
         session = None if cursor else ledger.get(session_id, now)
         if session is None:
@@ -201,14 +204,14 @@ class Exchange:
         elif cursor:
             await self._resume(policy, session, session_id, cursor)
         elif session is None:
-            await self.forwarder.send(self.relay)
+            await self.forwarder.send(self.relay, fields)
         else:
             if enforced and request.method == b"GET":
                 await self.make_room(policy, session)
             self.forwarder.copying = is_post
             if request.method == b"DELETE":
                 self.forwarder.leave = partial(Farewell, self.context, policy, session)
-            await self._conclude(await self.forwarder.send(self.choose_known))
+            await self._conclude(await self.forwarder.send(self.choose_known, fields))
 
     def _is_session_era(self) -> bool:
         """S1. A field that is empty names no version; of several versions nobody knows which one the server takes."""

@@ -201,6 +201,21 @@ def is_json(content_type: bytes | None) -> bool:
     return content_type is not None and content_type.partition(b";")[0].strip(b" \t").lower() == b"application/json"
 
 
+_UTF8 = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b""})
+
+
+def is_in_utf8(fields: Iterable[Field]) -> bool:
+    """Whether no `Content-Type` names another charset; an event stream is in UTF-8, and yet some clients go by that."""
+    for name, value in fields:
+        if len(name) == 12 and name.lower() == b"content-type" and b"charset" in value.lower():
+            named = _CHARSET(value)
+            if len(named) != value.lower().count(b"charset") or not _UTF8.issuperset(
+                charset.strip(b"'").lower() for charset in named
+            ):
+                return False
+    return True
+
+
 _CHARSET = re.compile(rb"charset\s*=\s*\"?([^\";,\s]*)", re.IGNORECASE).findall
 # JSON in one of these looks like what it is: in ASCII, or by its NUL bytes.
 _PLAIN_CHARSETS = frozenset(
