@@ -22,6 +22,7 @@ from resume.story import (
     priming,
     reply,
     response,
+    result,
     until,
 )
 
@@ -57,6 +58,27 @@ async def test_r4_what_was_no_mark_is_none_in_what_the_buffer_holds(proxy):
         client = await story.resume(3)
         await client.until(notes(4))
         assert client.data == b"\n" + hidden + notes(4)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("then", [b"", notes(7)], ids=["no more", "another id"])
+async def test_r4_r3_events_without_an_id_that_came_while_the_client_was_away(proxy, ended, then):
+    """The id that sticks to them names them too; but the client, who sends it, cannot have got them."""
+    async with proxy() as relay:
+        story = await began(relay, events=notes(1) + event(None, note(2)))
+        await story.leave()
+        late = event(None, note(3)) + event(None, result(5)) + then
+        await story.server.send(part(late), *([LAST_CHUNK] if ended else []))
+        await until(lambda: len(story.session.streams[0].events) > 3)
+        for _ in range(2):
+            client = await story.resume(1)
+            await client.until(late)
+            assert client.data == late
+            if not ended:
+                client.peer.reset()
+                await until(lambda: story.held == 1 or not relay.context.holds._flows)
+                break
+        assert story.verdicts() == ["connection"] * (2 if ended else 1)
 
 
 async def test_r4_head_of_a_sized_stream_has_no_length_when_it_is_resumed(proxy):
