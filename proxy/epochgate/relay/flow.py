@@ -309,6 +309,10 @@ class Flow:
         """Whether this connection is the stream's own, or proven to continue it."""
         return self.judge is None or self.judge.verdict is not None
 
+    def is_left_by(self, credentials: bytes) -> bool:
+        """Whether it is held for a client with these credentials."""
+        return self.downstream is None and self.credentials == credentials
+
     def is_contested(self) -> bool:
         """Whether another resume got it a moment ago: two at once, of which only one is served from the buffer."""
         downstream = self.downstream
