@@ -736,6 +736,31 @@ def test_a_message_ends_the_row(told: list[Told]) -> None:
     assert [empty(scene, "3") for _ in range(4)] == [Ending.PASS] * 3 + [Ending.REFUSE]
 
 
+BARE = [(None, note("b", 1)), ("2", note("c", 1)), (None, note("d", 1)), ("3", note("e", 1))]
+
+
+@pytest.mark.parametrize("recorded", [1, 2, 3, 4])
+@pytest.mark.parametrize("left_out", [False, True])
+def test_r7_a_faithful_replay_of_events_without_an_id(recorded: int, left_out: bool) -> None:
+    """Those after the cursor's own event stand under its id in the record (L3): the client has them (R3)."""
+    scene = Scene(accept=STRICT)
+    stream = scene.call()
+    scene.live(stream, ("1", note("a", 1)), *BARE[:recorded])
+    told = [item for item in BARE if item[0] is not None] if left_out else BARE
+    resume = scene.resume("1")
+    steps = resume.feed(*told)
+    assert resume.outcome == "proven epoch"
+    assert steps == [RELEASE] * 2 if left_out else [SWALLOW, RELEASE, RELEASE, RELEASE]
+
+
+def test_r7_another_event_without_an_id_is_no_part_of_it() -> None:
+    scene = Scene(accept=STRICT)
+    scene.live(scene.call(), ("1", note("a", 1)), *BARE)
+    resume = scene.resume("1")
+    assert resume.feed((None, note("x", 1))) == [REFUSE]
+    assert resume.outcome == "divergent replay_gap"
+
+
 def test_a_priming_event_does_not_end_the_row() -> None:
     """R9: it is no message."""
     scene = quiet()

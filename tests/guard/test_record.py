@@ -77,9 +77,11 @@ def test_the_last_stream_that_had_an_id_is_meant() -> None:
     first, second = scene.call(1), scene.call(2)
     scene.live(first, *notes(1, 2, 3))
     assert not scene.session.shared_ids
+    assert scene.session.named_by(b"1") == []
     scene.live(second, *notes(1, 2))
     assert [at(scene, name) for name in "123"] == [(1, 0), (1, 1), (0, 2)]
     assert scene.session.shared_ids
+    assert [scene.session.named_by(name) for name in (b"1", b"3", b"4")] == [[first, second], [first], []]
 
 
 def test_ids_of_the_handshake_are_cursors_but_not_delivered() -> None:

@@ -409,6 +409,32 @@ async def test_a_store_that_hangs_is_given_up(durable, monkeypatch):
     assert ledger.problem is None
 
 
+async def test_what_has_to_be_removed_while_the_store_is_away_is_bounded(durable, quick, monkeypatch):
+    """L5: the last ones are remembered; they go in batches when it is back."""
+    monkeypatch.setattr(kept, "BATCH", 3)
+
+    class Away(Faulty):
+        away = False
+
+        async def _call(self, work):
+            if self.away:
+                work.close()
+                raise StoreError("away")
+            return await work
+
+    ledger = await durable.ledger(Away, sessions=8)
+    for number in range(8):
+        story(ledger, b"old-%d" % number)
+    await ledger.flush()
+    Away.away = True
+    for number in range(40):
+        story(ledger, b"new-%d" % number)
+        assert len(ledger._removed) <= 8
+    Away.away = False
+    await asyncio.wait_for(ledger.flush(), 5.0)
+    assert not ledger._removed
+
+
 def test_records_are_bounded_by_kind():
     """L5: live sessions do not drive out fences, nor the other way round."""
     kept_records = records(sessions=2)

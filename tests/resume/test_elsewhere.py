@@ -114,6 +114,22 @@ async def test_h3_a_buffer_of_another_epoch_is_not_lent(several):
         assert (a.loans(), b.loans()) == ({}, {})
 
 
+async def test_r4_what_flows_at_the_owner_is_not_taken_over_where_streams_share_ids(several):
+    """The cursor may well mean another one."""
+    async with several() as (a, b):
+        story = await began(a, epoch=1)
+        other, flowing, _ = await story.ask(story.call(6))
+        same = event(1, note("a", 1)) + event(2, note("b", 1)) + event(3, note("c", 1))
+        await flowing.send(STREAM + part(same))
+        await other.until(same)
+        there = at(b, story)
+        client, _, _ = await there.resumed(3, STREAM + part(event(9, note("x", 1))))
+        await client.until(event(9, note("x", 1)))
+        assert a.loans() == {}
+        await flowing.send(part(event(4, note("d", 1))))
+        await other.until(event(4, note("d", 1)))
+
+
 async def test_r4_taken_over_by_a_third(several, monkeypatch):
     """At most one reader: the resume at the third takes it from the second, whose client still stands."""
     monkeypatch.setattr("epochgate.relay.flow.CONTEST", 0.0)

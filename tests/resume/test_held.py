@@ -22,6 +22,7 @@ from resume.story import (
     priming,
     reply,
     response,
+    result,
     until,
 )
 
@@ -57,6 +58,66 @@ async def test_r4_what_was_no_mark_is_none_in_what_the_buffer_holds(proxy):
         client = await story.resume(3)
         await client.until(notes(4))
         assert client.data == b"\n" + hidden + notes(4)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("then", [b"", notes(7)], ids=["no more", "another id"])
+async def test_r4_r3_events_without_an_id_that_came_while_the_client_was_away(proxy, ended, then):
+    """The id that sticks to them names them too; but the client, who sends it, cannot have got them."""
+    async with proxy() as relay:
+        story = await began(relay, events=notes(1) + event(None, note(2)))
+        await story.leave()
+        late = event(None, note(3)) + event(None, result(5)) + then
+        await story.server.send(part(late), *([LAST_CHUNK] if ended else []))
+        await until(lambda: len(story.session.streams[0].events) > 3)
+        for _ in range(2):
+            client = await story.resume(1)
+            await client.until(late)
+            assert client.data == late
+            if not ended:
+                client.peer.reset()
+                await until(lambda: story.held == 1 or not relay.context.holds._flows)
+                break
+        assert story.verdicts() == ["connection"] * (2 if ended else 1)
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_r4_where_streams_share_ids_a_resume_takes_the_one_that_was_left(proxy, held):
+    """A server that counts the ids of each stream from 1: what a client reads is not taken from it."""
+    async with proxy(resume=OVERLAP) as relay:
+        story = await began(relay)
+        other, flowing, _ = await story.ask(story.call(6))
+        same = event(1, note("a")) + event(2, note("b")) + event(3, note("c"))
+        await flowing.send(STREAM + part(same))
+        await other.until(same)
+        await (story.leave() if held else story.cut())
+        if held:
+            client = await story.resume(3)
+            await story.server.send(part(notes(4)))
+        else:
+            client, _, _ = await story.resumed(3, STREAM + part(notes(3, 4)))
+        await client.until(notes(4))
+        assert client.data == notes(4)
+        assert story.verdicts() == ["connection" if held else "overlap"]
+        await flowing.send(part(event(4, note("d"))))
+        await other.until(event(4, note("d")))
+
+
+async def test_r4_where_streams_share_ids_and_all_flow_none_is_taken_over(proxy):
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        other, flowing, _ = await story.ask(story.call(6))
+        same = event(1, note("a", 1)) + event(2, note("b", 1))
+        await flowing.send(STREAM + part(same))
+        await other.until(same)
+        client, _, request = await story.resumed(2, STREAM + part(event(4, note("x", 1))))
+        assert request.get(b"Last-Event-ID") == b"2"
+        await client.until(event(4, note("x", 1)))
+        assert story.verdicts() == ["epoch"]
+        await flowing.send(part(event(3, note("c", 1))))
+        await other.until(event(3, note("c", 1)))
+        await story.server.send(part(notes(5, epoch=1)))
+        await story.answer.until(notes(5, epoch=1))
 
 
 async def test_r4_head_of_a_sized_stream_has_no_length_when_it_is_resumed(proxy):

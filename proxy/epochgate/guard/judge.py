@@ -240,6 +240,8 @@ class Judge:
             return None
         if repeats and self._beyond:
             return None  # ids repeat here: nothing tells a new event from an old one
+        if not block.own_id and self._has_stuck(block):
+            return _Place.HAD
         if stream.find(block.id, block.digest, self._next) is not None:
             if block.own_id:  # without one it may be a new event that says the same
                 self._overlap = self._matched = True
@@ -252,6 +254,15 @@ class Judge:
         if at > self._next:
             return divergent(Reason.REPLAY_GAP, f"the recorded event at {self._next}", f"another one in place of {at}")
         return divergent(Reason.REPLAY_MISMATCH, f"the content of the recorded event at {at}", "another content")
+
+    def _has_stuck(self, block: Block) -> bool:
+        """Whether it came after the cursor's own event, without an id, and so stands in the record under the cursor."""
+        position = self._next - 1
+        while (event := self.stream.at(position)) is not None and not self.stream.has_own_id(position):
+            if event.digest == block.digest:
+                return True
+            position -= 1
+        return False
 
     def _is_forgotten(self, block: Block, *, before_record: bool) -> bool:
         """Whether it may be from before the first event still on record (L5): the client has it, it proves nothing."""

@@ -232,6 +232,10 @@ class Session:
             return None
         return stream, stream.positions[cursor]
 
+    def named_by(self, cursor: bytes) -> list[Stream]:
+        """All streams that had an event with this id: where ids are common to streams, it names none of them alone."""
+        return [stream for stream in self if cursor in stream.positions] if self.shared_ids else []
+
     def cursor_before(self, stream: Stream, position: int) -> bytes | None:
         """Where to ask from to get the last message up to `position` again (R5), None if there is no such cursor.
 

@@ -204,9 +204,19 @@ class KeptLedger:
     def _evicted(self, session: Session) -> None:
         """It had to give way in memory: nobody would remember to remove it elsewhere."""
         self._abandon(session)
-        self._removed[session.id] = None
+        self._remove(session.id)
         self._idle.clear()
         self._soon()
+
+    def _remove(self, session_id: bytes) -> None:
+        """Have it removed from the store. If that has been away for too long what came first is left to its lifetime.
+
+        Such a record lacks what was delivered since, as that of a session that the store did not tell of.
+        """
+        self._removed[session_id] = None
+        if len(self._removed) > self.records.most:
+            del self._removed[next(iter(self._removed))]
+            self._unsure_at = time.time()
 
     def _soon(self) -> None:
         if self._timer is None:
@@ -262,8 +272,9 @@ class KeptLedger:
 
     async def _write(self) -> None:
         """Write one batch."""
-        removed = list(self._removed)
-        self._removed.clear()
+        removed = list(islice(self._removed, BATCH))
+        for session_id in removed:
+            del self._removed[session_id]
         self._removing = frozenset(removed)
         changes = []
         now = time.time()
@@ -283,7 +294,8 @@ class KeptLedger:
                 mirror.give_back(change)
                 if mirror.session.watcher is mirror:
                     self._enqueue(mirror)
-            self._removed.update((session_id, None) for session_id in removed if self._is_gone(session_id))
+            for session_id in filter(self._is_gone, removed):
+                self._remove(session_id)
             raise
         finally:
             self._removing = frozenset()
@@ -389,7 +401,7 @@ class KeptLedger:
         self.failures += 1
         message = f"what it has of a session cannot be read ({type(error).__name__})"  # its text may quote it (L7)
         log.warning("store.unreadable", message=message, remedy="what the store has of the session is removed")
-        self._removed[session_id] = None
+        self._remove(session_id)
         if session is not None and isinstance(session.watcher, Mirror):
             session.watcher.forgotten()
             self._enqueue(session.watcher)

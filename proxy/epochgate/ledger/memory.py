@@ -21,7 +21,7 @@ class Records:
         self.session_idle = session_idle
         self.fence = fence
         self.evicted: Callable[[Session], None] | None = None  # is told of each that had to give way
-        self._most = sessions
+        self.most = sessions
         self._live: OrderedDict[bytes, Session] = OrderedDict()
         self._fenced: OrderedDict[bytes, Session] = OrderedDict()
         self._openings = 0
@@ -73,7 +73,7 @@ class Records:
 
     def _keep(self, records: OrderedDict[bytes, Session], session: Session) -> None:
         records[session.id] = session
-        if len(records) > self._most:
+        if len(records) > self.most:
             victim = next(iter(records))
             for number, (session_id, candidate) in enumerate(records.items()):
                 if not candidate.open_flows and candidate is not session:

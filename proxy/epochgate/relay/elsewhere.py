@@ -40,6 +40,8 @@ class Elsewhere:
         flow = None if stream is None else self._context.holds.get(stream)
         if stream is None or flow is None or flow.credentials != asked.credentials or flow.is_contested():
             return None
+        if flow.downstream is not None and len(session.named_by(asked.cursor)) > 1:
+            return None  # it may well be another stream that is meant
         if not asked.serves or not flow.serves(position):
             flow.close()
             return None

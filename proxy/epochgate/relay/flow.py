@@ -69,6 +69,7 @@ class Flow:
         "_heartbeat",
         "_holdable",
         "_ids",
+        "_left",
         "_marked",
         "_may_fence",
         "_readable",
@@ -142,6 +143,7 @@ class Flow:
         self._readable = True
         self._ending = False
         self._attached_at = float("-inf")
+        self._left = -1  # the last position when the client left
         self._ids = stream.last_id is not None
         self._begun = False  # the first block has come
         self._marked = False  # it is that block's turn, and it had a byte order mark, which means nothing elsewhere
@@ -260,6 +262,7 @@ class Flow:
         if downstream is not None:
             downstream.finish(Outcome.DONE)
         self.stream.left_at = time.time()
+        self._left = self.stream.end - 1
         if downstream is not None and downstream.reply.started and self._may_be_held():
             self.connection.resume()
             self._set_timer(self.policy.hold_time, self.close)
@@ -286,16 +289,33 @@ class Flow:
             return False
         if self.downstream is not None and not self.downstream.reply.started:
             return False
+        position = self._delivered(position)
         if self.judge is not None and self.judge.next <= position:
             return False  # it still repeats what this client has
         blocks = self._tail.after(position)
         # Where it has ended, a comment alone is nothing to serve.
         return blocks is not None and (not self.ended or self._tail.end > position)
 
+    def _delivered(self, position: int) -> int:
+        """Of the events under one id that a cursor names the last one (R3) that came while the client was there."""
+        if self.downstream is not None:
+            return position
+        stream = self.stream
+        cursor, former = stream.at(position), self._left
+        while former < position and cursor is not None and (event := stream.at(former)) is not None:
+            if event.id == cursor.id:
+                return former
+            former -= 1
+        return position
+
     @property
     def decided(self) -> bool:
         """Whether this connection is the stream's own, or proven to continue it."""
         return self.judge is None or self.judge.verdict is not None
+
+    def is_left_by(self, credentials: bytes) -> bool:
+        """Whether it is held for a client with these credentials."""
+        return self.downstream is None and self.credentials == credentials
 
     def is_contested(self) -> bool:
         """Whether another resume got it a moment ago: two at once, of which only one is served from the buffer."""
@@ -307,6 +327,7 @@ class Flow:
     def attach(self, downstream: Downstream, position: int, cursor: bytes) -> None:
         """Give a client what comes after this position, and then the live tail. A former client is dropped."""
         self.context.backlog.settle()
+        position = self._delivered(position)
         former, self.downstream = self.downstream, None
         if former is not None:
             former.finish(Outcome.DONE)

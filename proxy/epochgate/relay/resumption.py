@@ -36,6 +36,7 @@ class Resumption:
         self._cursor = cursor
         self._enforced = policy.mode is Mode.ENFORCE
         self._credentials = exchange.credentials(policy)
+        self._ambiguous = False  # the cursor names several streams, and nothing tells which is meant
         self._flow: Flow
 
     async def refuse_fenced(self) -> None:
@@ -52,7 +53,7 @@ class Resumption:
         """Forward, judge and answer."""
         session, exchange = self._session, self._exchange
         fields = exchange.request.end_to_end()
-        found = session.locate(self._cursor)
+        found = self._locate()
         if found is not None:
             await self._resume_known(Cursor(*found), fields)
             return
@@ -73,9 +74,23 @@ class Resumption:
             outage_at = self._context.upstream.outage_at
             await self._ask(Judge(self._policy, session, None, outage_at=outage_at, verdict=verdict), fields)
 
+    def _locate(self) -> tuple[Stream, int] | None:
+        """What the cursor names. Where streams share ids: the one whose client is away, or the only one to go on."""
+        named = self._session.named_by(self._cursor)
+        if len(named) < 2:
+            return self._session.locate(self._cursor)
+        flows = [(stream, self._context.holds.get(stream)) for stream in named]
+        away = [stream for stream, flow in flows if flow is not None and flow.is_left_by(self._credentials)]
+        broken = [stream for stream, flow in flows if flow is None and not stream.finished]
+        for meant in (away, broken):
+            if len(meant) == 1:
+                return meant[0], meant[0].positions[self._cursor]
+        self._ambiguous = True
+        return self._session.locate(self._cursor)
+
     async def _resume_known(self, cursor: Cursor, fields: list[Field]) -> None:
         stream, forwarder = cursor.stream, self._exchange.forwarder
-        if self._enforced:
+        if self._enforced and not self._ambiguous:
             flow = self._context.holds.get(stream)
             if flow is not None and flow.credentials == self._credentials and not flow.is_contested():
                 if flow.serves(cursor.position):
@@ -193,9 +208,9 @@ class Resumption:
                 if (head.get(SESSION_ID) or session.id) != session.id:
                     judge.outage_at = time.time()  # whose replay is it then? An overlap does not tell
                 former = self._context.holds.get(judge.stream)
-                if former is not None and not former.is_contested():
+                if former is not None and not former.is_contested() and not self._ambiguous:
                     former.close()  # of another caller; the upstream has let this one in (R4)
-                if self._enforced and self._context.elsewhere is not None:
+                if self._enforced and self._context.elsewhere is not None and not self._ambiguous:
                     self._context.elsewhere.granted(session, judge.stream)
                 judge.open()
                 self._flow = Flow(
