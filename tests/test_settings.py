@@ -787,6 +787,22 @@ def test_passwords_are_in_no_error(complain):
     assert "hunter2" not in "".join(found)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "store: {url: *hunter2}\n", "store: {url: !hunter2 x}\n", "store: {url: &hunter2 x, b: &hunter2 y, c: *hunter3}\n",
+        "store:\n  valkey://:hunter2@h:6379/0: x\n", "valkey://:hunter2@h:6379/0:\n", "store: {url: %hunter2}\n",
+        "store: {url: 'valkey://:hunter2@h}\n", "store: {valkey://:hunter2@h: x, valkey://:hunter2@h: y}\n",
+        "store: {url: ['valkey://:hunter2@h']}\n", "store: {url: {'valkey://:hunter2@h': }}\n", "store: valkey://:hunter2@h\n",
+    ],
+)  # fmt: skip
+def test_nor_where_they_stand_in_the_wrong_place(complain, text):
+    """YAML quotes aliases, tags and anchors; a key that is none is told."""
+    found = complain(UPSTREAM + text)
+    assert found
+    assert "hunter2" not in "".join(found)
+
+
 # ------------------------------------------------------------------------------------------- pending keys, documents
 
 
