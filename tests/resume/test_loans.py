@@ -529,3 +529,44 @@ async def test_a_cluster(tmp_path):
             await story.server.send(part(response(5)), LAST_CHUNK)
             assert await client.rest() == notes(4) + response(5)
         gc.collect()  # the client library forgets to close the connection by which it learns of the nodes
+
+
+@pytest.mark.parametrize("resumes_at", ["the same", "the other, later"])
+async def test_r3_a_cursor_that_was_delivered_while_the_store_did_not_tell_is_not_a_stale_one(several, resumes_at):
+    """The session was not found, its call passed unrecorded; nobody can say that nothing was delivered."""
+    async with several() as (a, b):
+        story = Story(a)
+        await story.open(1)
+        await a.ledger.flush()
+        there = Story(b)
+        read, b.ledger._store.read = b.ledger._store.read, never
+        call, server, _ = await there.ask(there.call(5))
+        await server.send(STREAM + part(notes(1, 2, 3, epoch=1)))
+        await call.until(notes(3, epoch=1))
+        server.reset()
+        b.ledger._store.read = read
+        await until(lambda: not b.ledger._reads and b.ledger.works)
+        resume = there
+        if resumes_at == "the other, later":
+            await (await there.other(reply(204))).begin()  # it is found here, which is told
+            await b.ledger.flush()
+            resume = story
+        client = await resume.resume(3)
+        assert (await client.error())["data"] == {"reason": "unknown_cursor"}
+        assert await b.unasked()
+
+
+async def test_r3_a_session_that_is_opened_after_that_is_not_touched_by_it(several, monkeypatch):
+    monkeypatch.setattr("epochgate.ledger.kept.CLOCKS_DIFFER", 0.0)
+    async with several() as (a, b):
+        read, b.ledger._store.read = b.ledger._store.read, never
+        call, server, _ = await Story(b).ask(Story(b).call(5))
+        await server.send(reply(200))
+        await call.rest()
+        b.ledger._store.read = read
+        await until(lambda: not b.ledger._reads and b.ledger.works)
+        story = Story(a)
+        await story.open(1)
+        await a.ledger.flush()
+        _, _, request = await Story(b).resumed("old", STREAM + part(notes(1, epoch=1)))
+        assert request.get(b"Last-Event-ID") is None

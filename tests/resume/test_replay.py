@@ -615,6 +615,19 @@ async def test_r8_r9_an_outage_between_two_asks(proxy):
         assert (await client.error())["data"] == {"reason": "boundary"}
 
 
+async def test_r8_a_priming_event_is_no_sign_of_life(proxy):
+    """It was all that a server had to say to a resume, which proved nothing; the sign before it still counts."""
+    async with proxy(resume=OVERLAP) as relay:
+        story = await began(relay, calls=())
+        await story.pause()
+        await outage(story)
+        client, _, _ = await story.resumed(3, stream(priming("p")))
+        assert await client.rest() == priming("p")
+        client, _, request = await story.resumed("p", STREAM + part(notes(3, 4)))
+        assert request.get(b"Last-Event-ID") == b"2"
+        assert (await client.error())["data"] == {"reason": "boundary"}
+
+
 @pytest.mark.parametrize("when", ["cut", "paused"])
 async def test_r8_the_end_of_the_stream_itself_is_no_boundary(proxy, when):
     """A connection that had begun to answer was not refused (section 2)."""

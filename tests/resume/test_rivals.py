@@ -155,6 +155,22 @@ async def test_r7_two_that_were_served_at_once_leave_one_record(proxy):
         assert bytes(third.data) == notes(4, 5, 6, 7, 8, epoch=1)
 
 
+async def test_r4_a_connection_that_still_repeats_what_the_client_has_is_not_its_own(proxy):
+    """It was asked for from an earlier event: who has more of the stream would get that again."""
+    async with proxy() as relay:
+        story = await began(relay, events=notes(1, 2, 3, 4, 5, epoch=1), epoch=1)
+        await story.cut()
+        earlier, server, _ = await story.resumed(1, STREAM + part(notes(2, epoch=1)))
+        await earlier.until(notes(2, epoch=1))
+        earlier.peer.reset()
+        await until(lambda: story.held == 1)
+        later, other, request = await story.resumed(5, STREAM + part(notes(6, epoch=1)))
+        assert request.get(b"Last-Event-ID") == b"5"
+        assert await server.gone()
+        await later.until(notes(6, epoch=1))
+        assert story.verdicts() == ["epoch", "epoch"]
+
+
 @pytest.mark.parametrize("comment", [b"", b": here\n\n"])
 async def test_h2_a_buffer_is_whole_when_it_has_the_response_not_when_the_record_has(proxy, comment):
     """T4: what the first of two was given is not in the buffer of the second, which must not end as if it were."""

@@ -400,7 +400,7 @@ async def test_s3_an_empty_cursor_is_none(proxy):
     async with proxy() as relay:
         story: Story = await began(relay, epoch=1)
         client, server, request = await story.ask(story.again(""))
-        assert request.get(b"Last-Event-ID") == b""
+        assert request.get(b"Last-Event-ID") is None  # some servers look at its presence
         await server.send(STREAM + part(notes(11, epoch=1)))
         await client.until(notes(11, epoch=1))
         assert story.verdicts() == []

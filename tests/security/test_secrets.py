@@ -104,7 +104,7 @@ async def test_nor_where_the_store_quotes_it(server, home, http):
             await gate.ended()
             seen += gate.printed + "".join(gate.said)
     assert any(b"hunter2" in data for data in asked)
-    assert "does not know a command" in seen
+    assert "it does not know a command" in seen
     assert "hunter2" not in seen
 
 

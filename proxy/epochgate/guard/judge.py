@@ -114,6 +114,11 @@ class Judge:
             return None
         return self.session.cursor_before(self.stream, self.position)
 
+    @property
+    def next(self) -> int:
+        """The position of the message that has to come next; the end of the record where all of it has come."""
+        return self.stream.message_from(self._next)
+
     def check(self, block: Block, now: float) -> Step:
         """Judge one complete block (R7, R8, R11) at time `now` (s); what is released goes on the record."""
         self.replayed = -1
@@ -306,7 +311,12 @@ class Judge:
         return unproven(Reason.NO_PROOF)
 
     def _has_boundary(self) -> bool:
-        event = self.stream.at(self.position)
+        """Whether a sign came since the last message up to the cursor: it is that message which the overlap repeats.
+
+        A priming event may have been the whole answer to a resume, which nothing proved.
+        """
+        place = self.stream.message_up_to(self.position)
+        event = self.stream.at(max(place, 0))  # before the first message: since the stream was opened
         since = event.at if event is not None else NEVER
         return max(self.session.boundary_at, self.outage_at) > since
 

@@ -27,6 +27,7 @@ READ_WITHIN = 0.25  # s that a request waits for the store
 RESUME_WITHIN = 2.5  # s that a resume waits, which would be refused otherwise; a store that hangs is noticed before
 READS_AT_ONCE = 256
 MOST_READS = 1024  # under way and waiting; beyond it one goes on with what is at hand, as one that has waited too long
+CLOCKS_DIFFER = 5.0  # s by which those of other processes may go wrong
 GIVE_UP_AFTER = 1.5  # s without an answer, and the store is taken to be away
 OPEN_WITHIN = 5.0  # s that the start waits for the store, too
 WRITE_WITHIN = 10.0  # s
@@ -69,7 +70,8 @@ class KeptLedger:
         self._idle.set()
         self._round: asyncio.Future[None]  # done when another batch is written
         self._timer: asyncio.TimerHandle | None = None
-        self._reads: dict[bytes, asyncio.Task[None]] = {}
+        self._reads: dict[bytes, asyncio.Task[bool]] = {}
+        self._unsure_at = NEVER  # when a session was not found, last, since the store did not tell of it
         self._reading = asyncio.Semaphore(READS_AT_ONCE)  # waiting for one's turn says nothing of the store
         self._tasks: list[asyncio.Task[None]] = []
         records.evicted = self._evicted
@@ -84,9 +86,21 @@ class KeptLedger:
         """See `Ledger`."""
         session = self.records.get(session_id, now)
         if session is None:
-            await self.read(session_id, within=READ_WITHIN if resume is None else RESUME_WITHIN)
+            told = await self.read(session_id, within=READ_WITHIN if resume is None else RESUME_WITHIN)
             session = self.records.get(session_id, now)
+            self._note_unsure(session, now, told=told)
         return session
+
+    def _note_unsure(self, session: Session | None, now: float, *, told: bool) -> None:
+        """Requests of a session that is not found pass unrecorded; where the store did not tell, it may be known later.
+
+        Then it may have delivered ids that are on no record: a cursor that is not known is not a stale one (R3).
+        """
+        if session is None:
+            if not told:
+                self._unsure_at = now
+        elif session.opened_at < self._unsure_at + CLOCKS_DIFFER:
+            session.mark_delivered()
 
     def open(self, session_id: bytes, credentials: bytes, token: str | None, policy: str, now: float) -> Session:
         """See `Ledger`."""
@@ -302,8 +316,8 @@ class KeptLedger:
 
     # -- read
 
-    async def read(self, session_id: bytes, *, anew: bool = False, within: float = READ_WITHIN) -> None:
-        """Bring the record of a session up to what the store has. A store that fails changes nothing.
+    async def read(self, session_id: bytes, *, anew: bool = False, within: float = READ_WITHIN) -> bool:
+        """Bring the record of a session up to what the store has; whether it told. One that fails changes nothing.
 
         Who comes while it is being read shares the reading; `anew`: not one that began before. Who waits longer than
         `within` s goes on with what is at hand.
@@ -314,14 +328,17 @@ class KeptLedger:
             task = self._reads.get(session_id)
         if task is None:
             if len(self._reads) >= MOST_READS:
-                return
+                return False
             task = self._reads[session_id] = asyncio.create_task(self._read(session_id))
             task.add_done_callback(lambda _: self._reads.pop(session_id, None))
         await asyncio.wait((task,), timeout=within)
+        return task.done() and not task.cancelled() and task.result()
 
-    async def _read(self, session_id: bytes) -> None:
-        if self._is_removed(session_id) or not self._opened:
-            return
+    async def _read(self, session_id: bytes) -> bool:
+        if self._is_removed(session_id):
+            return True
+        if not self._opened:
+            return False
         now = time.time()
         session = self.records.get(session_id, now)
         life, known = "", NOTHING
@@ -337,12 +354,14 @@ class KeptLedger:
                 self.take(session_id, session, kept, known, now)
         except Trouble as error:
             self._failed(error, opening)
+            return False
         except (ValueError, TypeError) as error:  # those of msgspec are, too
             self._unreadable(session_id, session, error)
         else:
             session = self.records.get(session_id, now)
             if session is not None:
                 mirror_of(session).read_at = began
+        return True
 
     def take(self, session_id: bytes, session: Session | None, kept: Kept | None, known: Known, now: float) -> None:
         """Take what the store has of a session."""

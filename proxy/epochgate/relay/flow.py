@@ -286,6 +286,8 @@ class Flow:
             return False
         if self.downstream is not None and not self.downstream.reply.started:
             return False
+        if self.judge is not None and self.judge.next <= position:
+            return False  # it still repeats what this client has
         blocks = self._tail.after(position)
         # Where it has ended, a comment alone is nothing to serve.
         return blocks is not None and (not self.ended or self._tail.end > position)
