@@ -266,6 +266,8 @@ def test_store_path():
         ("valkey://a:hunter2", "what stands for the port is no port"),
         ("valkey://a/hunter2", "must end in the number of a database; write it like valkey://host:6379/0"),
         ("valkey://:hun?ter2@a", "escape those of a password"),
+        ("valkey://:hun[ter2@a", "escape them as %5B and %5D"),
+        ("valkey://:hun]ter2@[::1]:1", "escape them as %5B and %5D"),
     ],
 )
 def test_stores_that_are_none(text, problem):
@@ -784,6 +786,22 @@ def test_a_mapping_inside_itself_is_an_error(complain):
 def test_passwords_are_in_no_error(complain):
     found = complain("upstream: {url: 'http://me:hunter2@a'}\nstore: {url: 'valkey://me:hunter2@a:b'}\n")
     assert len(found) == 2
+    assert "hunter2" not in "".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "store: {url: *hunter2}\n", "store: {url: !hunter2 x}\n", "store: {url: &hunter2 x, b: &hunter2 y}\n",
+        "store:\n  valkey://:hunter2@h:6379/0: x\n", "valkey://:hunter2@h:6379/0:\n", "store: {url: %hunter2}\n",
+        "store: {url: 'valkey://:hunter2@h}\n", "store: {valkey://:hunter2@h: x, valkey://:hunter2@h: y}\n",
+        "store: {url: ['valkey://:hunter2@h']}\n", "store: {url: {'valkey://:hunter2@h': }}\n", "store: valkey://:hunter2@h\n",
+    ],
+)  # fmt: skip
+def test_nor_where_they_stand_in_the_wrong_place(complain, text):
+    """YAML quotes aliases, tags and anchors; a key that is none is told."""
+    found = complain(UPSTREAM + text)
+    assert found
     assert "hunter2" not in "".join(found)
 
 

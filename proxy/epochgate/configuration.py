@@ -97,6 +97,10 @@ class Layer:
     document: Document | None = None  # of a value that is itself YAML
 
 
+_QUOTED = re.compile(r"'(?!<)[^']{3,}'")  # what YAML quotes of a file, but for the names of tokens and single letters
+_BEHIND_SCHEME = re.compile(r"://.*", re.DOTALL)
+
+
 def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
     """The settings from the file at `path` (None: no file), `environ`, and `flags` (those of `FLAGS`; None: not given).
 
@@ -157,7 +161,7 @@ def _read_yaml(source: str, text: str | bytes, problems: list[Problem], above: K
         return Document(source, loader.construct_document(root), root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = f"is no YAML: {error.problem}"
+        what = "is no YAML: " + _QUOTED.sub("'...'", str(error.problem))
         remedy = "check the indentation, and quote a value that begins with [ { * & ! % @ ` or holds `: `"
         problems.append(Problem(source, mark.line + 1 if mark else 0, f"{what}; {remedy}"))
     except (yaml.YAMLError, ValueError, RecursionError):  # bytes that are no text, a date such as 2026-99-99, [[[[...
@@ -312,6 +316,7 @@ def _nearest(name: str, known: list[str]) -> str | None:
 
 
 def _dotted(key: Key) -> str:
-    """`policies[0].mode` for `("policies", 0, "mode")`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else part if part == "[]" else f".{part}" for part in key)
+    """`policies[0].mode` for `("policies", 0, "mode")`. A URL in the place of a key may hold a password."""
+    words = [part if isinstance(part, int) else _BEHIND_SCHEME.sub("://***", part) for part in key]
+    text = "".join(f"[{part}]" if isinstance(part, int) else part if part == "[]" else f".{part}" for part in words)
     return text.removeprefix(".")

@@ -216,7 +216,7 @@ class Drain(Section):
 class Limits(Section):
     """What is kept, and for how long. Whatever was evicted is unknown, so its resumes are unproven."""
 
-    sessions: Count = Field(default=100_000, description="Sessions on record.")
+    sessions: Count = Field(default=100_000, description="Sessions on record; as many fenced ones beside them.")
     streams_per_session: Count = Field(default=256, description="Streams on record in one session.")
     events_per_stream: Count = Field(default=1024, description="Events on record in one stream.")
     session_idle: PositiveDuration = Field(

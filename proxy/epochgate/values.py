@@ -218,7 +218,10 @@ def parse_store(value: object) -> StoreUrl:
             )
     elif scheme in _SHARED_STORES:
         authority, _, database = rest.partition("/")
-        host, port = _split_port(authority.rpartition("@")[2])
+        login, _, place = authority.rpartition("@")
+        if "[" in login or "]" in login:  # the client library takes them for those of an IPv6 address
+            raise ValueError("must have no [ or ] in its password; escape them as %5B and %5D")
+        host, port = _split_port(place)
         if port:
             _port(port, secret=True)
         _host(host, secret=True)

@@ -308,6 +308,7 @@ def test_answers_are_responses_with_an_id(data: bytes, answers: tuple[object, ..
         (note("x"), Tokens((), "h"), "1", False),
         (note("x"), Tokens((), "h"), None, False),
         (note("x", 2), Tokens((NAME,), "1"), "1", False),
+        (b'{"method":"m","_meta":{"a\\"b":2}}', Tokens(('a"b',), None), "1", False),
     ],
 )
 def test_most_events_say_nothing_new(data: bytes, tokens: Tokens, known: str | None, nothing: bool) -> None:
@@ -320,7 +321,7 @@ def says_nothing(data: bytes, tokens: Tokens, known: str | None) -> bool:
 
 
 MEMBERS = st.dictionaries(
-    st.sampled_from([NAME, "a/b", "other"]),
+    st.sampled_from([NAME, "a/b", "other", 'a"b', "a\\b", "a\tb", "é"]),
     st.sampled_from([1, 2, 11, "1", "2", "11", "", None, True, 1.5, [1], {}, "x\n", "/", '"', "é"]),
     max_size=2,
 )
@@ -341,7 +342,7 @@ MESSAGE = st.fixed_dictionaries(
     message=MESSAGE | st.lists(MESSAGE, max_size=2),
     default=st.sampled_from([None, "1", "2"]),
     known=st.sampled_from([None, "1", '"', "é"]),
-    keys=st.sampled_from([(), (NAME,), ("a/b",), (NAME, "a/b")]),
+    keys=st.sampled_from([(), (NAME,), ("a/b",), (NAME, "a/b"), ('a"b',), ("a\\b",), ("a\tb", "é")]),
     escapes=st.booleans(),
     spaces=st.booleans(),
 )

@@ -255,3 +255,15 @@ async def test_modes_a_stream_keeps_the_policy_that_it_started_with(proxy):
         await client.rest()
         client, server, _ = await story.resumed(5, STREAM + part(notes(6, epoch=2)))
         assert (await client.error())["data"] == {"reason": "epoch_changed"}
+
+
+async def test_modes_who_observes_cuts_no_stream_that_runs_under_enforce(proxy):
+    """A reload turns enforcing into observing: a resume of a stream that still flows is forwarded, no more."""
+    async with proxy() as relay:
+        story = await began(relay, epoch=1)
+        observing = {"upstream": {"url": "http://127.0.0.1:1"}, "policies": [{"name": "mcp", "mode": "observe"}]}
+        relay.context.policies = Policies(Settings.model_validate(observing).compiled())
+        client, server, _ = await story.resumed(3, STREAM + part(notes(4, epoch=1)))
+        await client.until(notes(4, epoch=1))
+        await story.server.send(part(notes(5, epoch=1)))
+        await story.answer.until(notes(5, epoch=1))

@@ -81,6 +81,7 @@ def gate(tmp_path_factory) -> Iterator[Gate]:
 
 
 NAMES = ["evil.example", "evil.example:9090", "127.0.0.1.evil.example", "localhost.evil.example", "xn--localhost", ""]
+NAMES += ["127.0.0.1%evil.example", "127.0.0.1%.evil.example:9090"]
 OWN = ["localhost", "127.0.0.1:9090", "[::1]:9090", "192.0.2.7:9090"]
 
 
@@ -112,6 +113,8 @@ FOREIGN = {
     "a form of another site": ["Sec-Fetch-Site: cross-site"],
     "a sister site": ["Sec-Fetch-Site: same-site"],
     "through a proxy": ["X-Forwarded-For: 127.0.0.1"],
+    "through another proxy": ["X-Forwarded-Host: localhost"],
+    "a second origin": ["Origin: http://localhost", "Origin: https://evil.example"],
     "through a proxy, said twice": ["Via: 1.1 a", "X-Real-IP: 127.0.0.1"],
     "through a newer proxy": ["Forwarded: for=127.0.0.1"],
     "with a guess": ["Authorization: Bearer guess"],

@@ -11,7 +11,7 @@ from aiohttp import web
 from epochgate.errors import ConfigurationError
 from epochgate.files import check_regular
 
-_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
 
 
 def read_token(file: str) -> bytes:
@@ -87,8 +87,7 @@ def _why_foreign(request: web.Request) -> str:
             return "the name it was sent to is not one of this machine's own"
     if any(name in request.headers for name in _FORWARDED):
         return "this came through a proxy"
-    origin = request.headers.get("Origin")
-    if origin is not None and origin.partition("://")[2] != request.host:
+    if any(origin.partition("://")[2] != request.host for origin in request.headers.getall("Origin", ())):
         return "this came from a page of another origin"
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return "this came from a page of another site"
@@ -102,7 +101,7 @@ def _host_of(authority: str) -> str:
 
 def _is_address(host: str) -> bool:
     try:
-        ipaddress.ip_address(host.partition("%")[0])
+        ipaddress.ip_address(host)
     except ValueError:
         return False
     return True
@@ -112,7 +111,7 @@ def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)

@@ -235,7 +235,7 @@ def carries_only(data: bytes, tokens: Tokens, known: str | None) -> bool:
 @functools.lru_cache(maxsize=1024)
 def usual_token(key: str, token: str | None) -> tuple[bytes, tuple[bytes, ...]]:
     """A key as it stands in JSON, and how it usually stands there with this token after it."""
-    name = b'"%b"' % key.encode()
+    name = json.dumps(key, ensure_ascii=False).encode()
     if token is None or not _PLAIN_TOKEN.fullmatch(token):
         return name, ()
     value = b'"%b"' % token.encode()

@@ -17,6 +17,7 @@ from epochgate.errors import ConfigurationError
 from epochgate.values import Address
 
 BACKLOG = 4096
+SILENT = 60  # s without a byte, and a peer is asked whether it is there; as long again without an answer, and it is not
 
 Protocol = Callable[[], asyncio.Protocol]
 
@@ -33,8 +34,10 @@ async def listen(
             return await loop.create_unix_server(
                 protocol, address.path, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=within
             )
-        return await loop.create_server(
-            protocol, address.host or None, address.port, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=within
+        return _noticing(
+            await loop.create_server(
+                protocol, address.host or None, address.port, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=within
+            )
         )
     except OSError as error:
         raise cannot_listen(key, address, error) from None
@@ -89,14 +92,16 @@ async def listen_together(
     within = None if tls is None else handshake_time
     try:
         if inherited is None:
-            return await loop.create_server(
-                protocol,
-                address.host or None,
-                address.port,
-                backlog=BACKLOG,
-                ssl=tls,
-                ssl_handshake_timeout=within,
-                reuse_port=True,
+            return _noticing(
+                await loop.create_server(
+                    protocol,
+                    address.host or None,
+                    address.port,
+                    backlog=BACKLOG,
+                    ssl=tls,
+                    ssl_handshake_timeout=within,
+                    reuse_port=True,
+                )
             )
         # From Python 3.13 on the first to end would remove it for all.
         kept: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
@@ -105,6 +110,23 @@ async def listen_together(
         )
     except OSError as error:
         raise cannot_listen(key, address, error) from None
+
+
+def _noticing(server: asyncio.Server) -> asyncio.Server:
+    """What it accepts inherits the options of its sockets."""
+    for sock in server.sockets:
+        notice_death(sock)
+    return server
+
+
+def notice_death(sock: Any) -> None:
+    """Have the kernel ask a peer that is silent for a minute whether it is there: one may vanish without a word."""
+    if sock.family != socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT // 4)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
 def cannot_listen(key: str, address: Address, error: OSError) -> ConfigurationError:

@@ -37,6 +37,7 @@ from epochgate.relay.headers import (
     values_of,
 )
 from epochgate.relay.known import KnownAnswers
+from epochgate.relay.listener import notice_death
 
 IDLE_SECONDS = 4.0  # an idle connection is not used again after that: servers close theirs after 5 s and more
 IDLE_CONNECTIONS = 256
@@ -160,7 +161,9 @@ class UpstreamConnection(asyncio.Protocol):
         """The connection stands."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._upstream.connections.add(self)
-        self._poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        sock = self._transport.get_extra_info("socket")
+        notice_death(sock)
+        self._poll.register(sock.fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         """Parse, and hand over what it means."""
