@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from epochgate.guard.epoch import (
@@ -104,6 +104,8 @@ def test_messages_stay_short_and_keep_the_session_id_out() -> None:
 @given(st.integers(min_value=0), st.integers() | st.text(min_size=1), st.text())
 def test_exactly_the_successor_resumes(number: int, token: int | str, prefix: str) -> None:
     """E3: of all ids near the last one, the next alone is accepted."""
+    carries = len(str(number + 1)) > len(str(number))  # into a prefix that ends in a digit: then that is another number
+    assume(not (carries and prefix[-1:] in set("0123456789")))
     last = f"{prefix}{number}"
     for step in (-1, 0, 2, 3, 10):
         if number + step >= 0:

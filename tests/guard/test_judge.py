@@ -289,6 +289,16 @@ def test_new_priming_events_comments_and_retry_are_kept_in_order() -> None:
     ]
 
 
+def test_what_has_to_come_next_is_no_priming_event() -> None:
+    """R4, R7: until then a connection repeats what the client has."""
+    scene = Scene(epoch=1)
+    scene.live(scene.call(5), *notes(1, 2, epoch=1), ("p", b""), *notes(3, epoch=1))
+    resume = scene.resume("2")
+    assert resume.judge.next == 3
+    resume.feed(*notes(3, epoch=1))
+    assert resume.judge.next == 4
+
+
 def test_a_recorded_priming_event_need_not_come_again() -> None:
     """R7: priming events decide nothing."""
     scene = Scene()

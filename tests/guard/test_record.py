@@ -3,7 +3,7 @@
 import pytest
 
 from epochgate.guard.eventids import Order
-from epochgate.guard.record import Event, Limits, Origin, Session, Stream, Watcher
+from epochgate.guard.record import Asked, Event, Limits, Origin, Session, Stream, Watcher
 from guard.scene import HEADER, Scene, blocks, note, notes, result
 
 
@@ -313,6 +313,13 @@ def test_another_instance_is_a_boundary_signal() -> None:
     assert session.boundary_at == float("-inf")
     session.see_instance(b"b", 4.0)
     assert session.boundary_at == 4.0
+
+
+def test_what_a_former_instance_still_says_came_when_it_was_asked() -> None:
+    """R8: its event is from before the sign, however late it is read."""
+    session = Scene(sources=(HEADER,)).session
+    session.see_instance(b"b", 4.0)
+    assert [session.came_at(Asked(1.0, name), 9.0) for name in (None, b"a", b"b")] == [9.0, 1.0, 9.0]
 
 
 def test_the_first_reason_of_a_fence_stays() -> None:
