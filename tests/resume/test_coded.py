@@ -287,7 +287,7 @@ TYPE = b"Content-Type: text/event-stream"
 ODD = {
     "UTF-7": (b"; charset=utf-7", b"+AGQAYQB0AGE-" + notes(4, epoch=2).partition(b"data")[2]),
     "quoted": (b';Charset = "ISO-2022-JP"', notes(4, epoch=1)),
-    "Latin-1": (b"; charset=iso-8859-1", notes(4, epoch=1)),
+    "UTF-16": (b"; charset=utf-16", notes(4, epoch=1)),
     "with a mark": (b"; charset=utf-8-sig", notes(4, epoch=1)),
     "two": (b"; charset=utf-8; charset=utf-7", notes(4, epoch=1)),
     "by RFC 8187": (b"; charset*=us-ascii''utf-7", notes(4, epoch=1)),
@@ -318,6 +318,7 @@ PLAIN = [
     b"; charset=utf-8",
     b';CHARSET="UTF-8"',
     b"; charset=utf8",
+    b"; charset=ISO-8859-1",
     b"; charset='utf-8'",
     b"; charset=US-ASCII",
     b"; charset=",

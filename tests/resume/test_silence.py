@@ -53,7 +53,7 @@ async def test_r9_asked_again_while_a_response_is_owed(proxy, empty, end):
 async def test_r5_r9_t5_what_is_sent_again_is_a_whole_request(proxy, monkeypatch, framing, size, early, why):
     """With the body, however odd, or, where that is too long to be kept, without one: the next request is not taken
     for a part of it. `early`: the client has not sent all of it when the first answer comes."""
-    monkeypatch.setattr(forward, "LIVE_DATA", 200)
+    monkeypatch.setattr(forward, "FREE", 200)
     async with proxy(resume=OVERLAP) as relay:
         story = await began(relay, epoch=1)
         await story.cut()

@@ -192,8 +192,10 @@ class Exchange:
         self._session = session
         if enforced and is_post and (session is None or session.fence is not None):
             await self.forwarder.read_ahead()
-            call = self.forwarder.call()
-            if (call is not None and call.initialize) or (session is None and self.forwarder.may_be_handshake()):
+            is_handshake = await self.forwarder.is_handshake(unknown=session is None)
+            if self.client.lost:
+                return
+            if is_handshake:
                 fields = without(request.end_to_end(), SESSION_ID, LAST_EVENT_ID)
                 await self.forwarder.send(self._choose_unnamed, fields)
                 return

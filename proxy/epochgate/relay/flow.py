@@ -27,7 +27,7 @@ from epochgate.relay.backlog import LONGEST_REST
 from epochgate.relay.coding import Decoder, decoder_of
 from epochgate.relay.copies import FREE, Copy
 from epochgate.relay.downstream import Downstream, Outcome, Response
-from epochgate.relay.headers import Framing, Head, is_in_utf8, values_of, without
+from epochgate.relay.headers import Framing, Head, is_like_ascii, values_of, without
 from epochgate.relay.heartbeat import COMMENT, Heartbeat
 from epochgate.relay.hold import Tail
 from epochgate.relay.upstream import UpstreamConnection
@@ -130,7 +130,7 @@ class Flow:
         self._decoder: Decoder | None = None
         if head.get(b"content-encoding"):
             self._decoder = decoder_of(b", ".join(values_of(head.fields, b"content-encoding")))
-        if not is_in_utf8(head.fields):
+        if not is_like_ascii(head.fields):
             self._decoder = Decoder(())  # nor is that readable here
         keep = JUDGED_BLOCK if self._checked else policy.hold_bytes if self._holdable else 0
         raw = keep if self._decoder is None else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from epochgate.errors import UpstreamError
@@ -33,7 +34,9 @@ from epochgate.relay.request import Request
 from epochgate.relay.upstream import Receiver, UpstreamConnection
 
 HANDSHAKE_BODY = 1024 * 1024  # bytes of a POST that may be an `initialize` with a stale session id (L2)
+QUICKLY_READ = 16 * 1024  # bytes; in the worst case it takes some ms
 HANDSHAKE_TIME = 10.0  # s that they may take
+_reader = ThreadPoolExecutor(1, "epochgate-reader")
 
 if TYPE_CHECKING:
     from epochgate.relay.tracing import RequestSpan  # an extra
@@ -146,7 +149,20 @@ class Forwarder:
             body = body if plain is None else plain
         return read_call(body)
 
-    def may_be_handshake(self) -> bool:
+    async def is_handshake(self, *, unknown: bool) -> bool:
+        """Whether the body, which was read ahead, is an `initialize`, or for a session that is `unknown` may be one.
+
+        Anybody may send one that takes long to read: it is read beside the traffic, and one after the other.
+        """
+        if self._sent_size <= QUICKLY_READ and b"content-encoding" not in self._request.first:
+            return self._is_handshake(unknown)
+        return await self._context.loop.run_in_executor(_reader, self._is_handshake, unknown)
+
+    def _is_handshake(self, unknown: bool) -> bool:
+        call = self.call()
+        return (call is not None and call.initialize) or (unknown and self._may_be_handshake())
+
+    def _may_be_handshake(self) -> bool:
         """Whether a server may take the body for an `initialize`; all of it was read ahead, or nobody knows (L2)."""
         if not self._request.body.complete or not 0 < self._sent_size <= HANDSHAKE_BODY:
             return False
@@ -269,7 +285,8 @@ class Forwarder:
         data = self._request.body.take()
         if self.copying:
             self._sent_size += len(data)
-            if self._sent_size <= LIVE_DATA and (self._sent_size <= FREE or self._has_room()):
+            is_post = self._request.method == b"POST"  # the body of another one means nothing
+            if self._sent_size <= FREE or (is_post and self._sent_size <= LIVE_DATA and self._has_room()):
                 self._sent.append(data)
             else:
                 self._sent_size = LIVE_DATA + 1

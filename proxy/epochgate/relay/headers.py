@@ -201,15 +201,16 @@ def is_json(content_type: bytes | None) -> bool:
     return content_type is not None and content_type.partition(b";")[0].strip(b" \t").lower() == b"application/json"
 
 
-_UTF8 = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b""})
+# Here lines, fields and keys are the same as in UTF-8: each byte below 128 is its letter of ASCII, and no other is.
+_LIKE_ASCII = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin1", b"windows-1252", b""})
 
 
-def is_in_utf8(fields: Iterable[Field]) -> bool:
-    """Whether no `Content-Type` names another charset; an event stream is in UTF-8, and yet some clients go by that."""
+def is_like_ascii(fields: Iterable[Field]) -> bool:
+    """Whether a client that goes by the charset of a `Content-Type` reads what is meant: event streams are in UTF-8."""
     for name, value in fields:
         if len(name) == 12 and name.lower() == b"content-type" and b"charset" in value.lower():
             named = _CHARSET(value)
-            if len(named) != value.lower().count(b"charset") or not _UTF8.issuperset(
+            if len(named) != value.lower().count(b"charset") or not _LIKE_ASCII.issuperset(
                 charset.strip(b"'").lower() for charset in named
             ):
                 return False

@@ -208,8 +208,7 @@ class Resumption:
                 if (head.get(SESSION_ID) or session.id) != session.id:
                     judge.outage_at = time.time()  # whose replay is it then? An overlap does not tell
                 former = self._context.holds.get(judge.stream)
-                contested = former is not None and former.is_contested()
-                if self._enforced and former is not None and not contested and not self._ambiguous:
+                if former is not None and self._enforced and not former.is_contested() and not self._ambiguous:
                     former.close()  # of another caller; the upstream has let this one in (R4)
                 if self._enforced and self._context.elsewhere is not None and not self._ambiguous:
                     self._context.elsewhere.granted(session, judge.stream)
