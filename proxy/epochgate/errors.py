@@ -48,12 +48,17 @@ class UpstreamError(EpochgateError):
     fault = Fault.UPSTREAM
     code = "upstream_failed"
     status = 502
+    detail = ""
 
 
 class UpstreamRefusedError(UpstreamError):
-    """No connection could be made: a boundary signal."""
+    """No connection could be made: a boundary signal. `detail` is for the operator: it may name the upstream."""
 
     code = "upstream_refused"
+
+    def __init__(self, message: str, *, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 class UpstreamResetError(UpstreamError):

@@ -155,9 +155,16 @@ async def test_an_upstream_that_cannot_be_trusted_is_a_502(server, tmp_path, aut
     context.load_cert_chain(pair.cert, pair.key)
     async with server.listening(tls=context) as url:
         upstream = {"url": url, "tls": {"ca": stranger.root.cert}}
-        async with proxy(url, tmp_path, upstream=upstream) as gate, http.post(gate.url, json=rpc("ping")) as answer:
-            assert answer.status == 502
-            assert "its certificate is not valid" in (await answer.json())["error"]["message"]
+        async with proxy(url, tmp_path, upstream=upstream) as gate:
+            async with http.post(gate.url, json=rpc("ping")) as answer:
+                assert answer.status == 502
+                told = (await answer.json())["error"]["message"]
+            assert told == "No connection to the upstream: its certificate is not valid", (
+                "why is the operator's to know"
+            )
+            gate.process.send_signal(signal.SIGTERM)
+            await gate.ended()
+            assert f"{told} (" in gate.printed + "".join(gate.said)
     assert server.seen == []
 
 

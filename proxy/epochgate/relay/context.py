@@ -115,4 +115,4 @@ class Context:
     def saw_upstream_error(self, error: UpstreamError) -> None:
         """Count it, and take it for a boundary signal where it is one."""
         self.upstream.saw_reset(error)
-        self.telemetry.upstream_failed(error.code, str(error))
+        self.telemetry.upstream_failed(error.code, f"{error} ({error.detail})" if error.detail else str(error))

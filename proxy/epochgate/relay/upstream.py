@@ -446,7 +446,8 @@ class Upstream:
             raise UpstreamTimeoutError("No connection to the upstream within upstream.connect_timeout") from None
         except OSError as error:
             self._note_outage()
-            raise UpstreamRefusedError(f"No connection to the upstream: {_describe(error)}") from None
+            detail = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else ""
+            raise UpstreamRefusedError(f"No connection to the upstream: {_describe(error)}", detail=detail) from None
         return connection
 
     async def _open_socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
@@ -502,7 +503,7 @@ def _is_address(host: str) -> bool:
 def _describe(error: OSError) -> str:
     """The kind of an error, without addresses."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not valid ({error.verify_message})"
+        return "its certificate is not valid"
     if isinstance(error, ssl.SSLError):
         return "the TLS handshake failed"
     if isinstance(error, ConnectionRefusedError):
