@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from relay.wire import get
+from relay.wire import get, settle
 from resume.story import (
     LAST_CHUNK,
     OVERLAP,
@@ -283,6 +283,21 @@ async def test_h3_the_buffered_end_stays_resumable(proxy):
         late = await story.resume(4)
         assert await late.rest() == response(5)
         assert story.verdicts() == ["connection"] * 4
+        assert await relay.unasked()
+
+
+async def test_h3_the_end_that_a_client_that_was_leaving_may_have_missed(proxy):
+    """It had closed its side, as one that goes does, when the response came and the stream ended."""
+    async with proxy() as relay:
+        story = await began(relay)
+        story.answer.peer.finish()
+        await settle()
+        await story.server.send(part(notes(4) + response(5)), LAST_CHUNK)
+        await until(lambda: story.held == 1)
+        story.answer.peer.reset()
+        client = await story.resume(3)
+        assert (await client.rest(), client.end) == (notes(4) + response(5), "clean")
+        assert story.verdicts() == ["connection"]
         assert await relay.unasked()
 
 

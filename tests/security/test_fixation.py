@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from epochgate.relay.headers import LAST_CHUNK
-from relay.wire import chunked, get
+from relay.wire import chunked, get, ok
 from resume.story import JSON, SESSION, STREAM, Story, began, compact, notes, part, reply, result
 
 HELLO = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
@@ -247,3 +247,22 @@ async def test_l1_a_session_that_is_granted_anew_loses_its_record(guarded, frami
         now = relay.context.ledger.get(b"S1", time.time())
         assert now is not former
         assert now.locate(b"3") is None
+
+
+async def test_t6_what_takes_long_to_read_is_read_beside_the_traffic(guarded):
+    """Anybody may send it: small, coded, and of the kind that is read slowly. Others do not wait for it."""
+    slow = gzip.compress(b"[NaN," + b'"\\u0041",{"a":0},' * 50_000 + b"1]")
+    assert len(slow) < 4000
+    async with guarded() as relay:
+        one, two = await relay.connect(), await relay.connect()
+        await one.send(
+            get(b"/slow", IDS["made up"], b"Content-Encoding: gzip", b"Content-Length: %d" % len(slow), method=b"POST")
+            + slow
+        )
+        await two.send(get(b"/quick"))
+        for target in (b"/quick", b"/slow"):
+            server = await relay.accept()
+            assert (await server.request()).target == target
+            await server.send(ok(b"", b"Connection: close"))
+        for client in (one, two):
+            assert (await client.message()).status == 200

@@ -261,14 +261,18 @@ class Flow:
         downstream, self.downstream = self.downstream, None
         if downstream is not None:
             downstream.finish(Outcome.DONE)
-        self.stream.left_at = time.time()
-        self._left = self.stream.end - 1
         if downstream is not None and downstream.reply.started and self._may_be_held():
             self.connection.resume()
-            self._set_timer(self.policy.hold_time, self.close)
-            self.context.holds.hold(self)
+            self._hold()
         else:
+            self.stream.left_at = time.time()
             self.close()
+
+    def _hold(self) -> None:
+        self.stream.left_at = time.time()
+        self._left = self.stream.end - 1
+        self._set_timer(self.policy.hold_time, self.close)
+        self.context.holds.hold(self)
 
     def client_paused(self) -> None:
         """The client does not keep up: read no further (T6)."""
@@ -628,8 +632,13 @@ class Flow:
             downstream.finish(Outcome.EMPTY)
 
     def _end_downstream(self, downstream: Downstream) -> None:
+        # Who had closed his side may have gone, and the end with what came last be lost on the way to nobody (H3).
+        is_leaving = self._clean and downstream.client.half_closed and self._is_resumable()
         self._end_reply(downstream)
-        self.close()
+        if is_leaving:
+            self._hold()
+        else:
+            self.close()
 
     def _end_reply(self, downstream: Downstream) -> None:
         if self._clean:
@@ -697,8 +706,11 @@ class Flow:
 
     def _may_be_held(self) -> bool:
         """Whether a resume could find it here: not one that another took the place of, nor one that is forgotten."""
+        return not self.ended and self._has_room() and self._is_resumable()
+
+    def _is_resumable(self) -> bool:
         session, stream, context = self.session, self.stream, self.context
-        if not self._holdable or not self._ids or self.ended or self.closed or not self._has_room():
+        if not self._holdable or not self._ids or self.closed:
             return False
         known = context.holds.get(stream) is self and session.streams.get(stream.key) is stream
         return known and session.fence is None and not context.draining
