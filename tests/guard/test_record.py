@@ -364,13 +364,13 @@ def test_other_streams_are_asked_for_an_event() -> None:
     scene.live(first, *notes(1, 2))
     digest = first.events[1].digest
     session = scene.session
-    assert session.has_elsewhere(second, b"2", None)
-    assert not session.has_elsewhere(second, b"3", None)
-    assert not session.has_elsewhere(first, b"2", None)
-    assert session.has_elsewhere(second, b"2", digest)
-    assert not session.has_elsewhere(second, b"2", b"other")
-    assert not session.has_elsewhere(first, b"2", digest)
+    assert session.has_elsewhere(second, b"2", None, set())
+    assert not session.has_elsewhere(second, b"3", None, set())
+    assert not session.has_elsewhere(first, b"2", None, set())
+    assert session.has_elsewhere(second, b"2", digest, set())
+    assert not session.has_elsewhere(second, b"2", b"other", set())
+    assert not session.has_elsewhere(first, b"2", digest, set())
     session.add(unknown, Event(b"9", b"d", 0.0), learn=False)
     assert not session.shared_ids
-    assert not session.has_elsewhere(second, b"9", None)
-    assert not session.has_elsewhere(second, b"9", b"d")
+    assert not session.has_elsewhere(second, b"9", None, set())
+    assert not session.has_elsewhere(second, b"9", b"d", set())

@@ -93,6 +93,7 @@ class Judge:
         self._last_id = self.stream.last_message_id  # what a new priming event skips is a gap all the same (E3)
         self._next = self.stream.end if connected else self.position + 1  # the position that must come next
         self.replayed = -1  # where the record has the last block, if it had it already and the client has not
+        self._like: set[int] = set()  # see `Session.has_elsewhere`
         self._overlap = False
         self._matched = False  # an event of the record has come on this connection
         self._beyond = False  # an event beyond the ledger has come
@@ -286,7 +287,7 @@ class Judge:
     def _foreign(self, block: Block, messages: Messages, *, repeats: bool) -> Verdict | None:
         if block.own_id and block.id is not None:
             digest = block.digest if repeats or self.session.shared_ids else None  # there an id alone tells nothing
-            if self.session.has_elsewhere(self.stream, block.id, digest):
+            if self.session.has_elsewhere(self.stream, block.id, digest, self._like):
                 return divergent(Reason.FOREIGN_STREAM, "an event of this stream", "an event of another stream")
         if self.stream.owes_known and any(answer not in self.stream.owes for answer in messages.answers):
             owed = len(self.stream.owes)

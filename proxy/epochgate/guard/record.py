@@ -111,9 +111,10 @@ class Stream:
 
     def find(self, event_id: bytes | None, digest: bytes, before: int) -> int | None:
         """The last position below `before` that holds exactly this event."""
-        for position in range(min(before, self.end) - 1, self.first - 1, -1):
-            event = self.events[position - self.first]
-            if event.id == event_id and event.digest == digest:
+        position = self.end
+        for event in reversed(self.events):  # by number, each look into a deque is a walk from its end
+            position -= 1
+            if event.digest == digest and event.id == event_id and position < before:
                 return position
         return None
 
@@ -247,20 +248,24 @@ class Session:
                 return event.id
         return None
 
-    def has_elsewhere(self, stream: Stream, event_id: bytes, digest: bytes | None) -> bool:
+    def has_elsewhere(self, stream: Stream, event_id: bytes, digest: bytes | None, like: set[int]) -> bool:
         """Whether another stream has an event of this id; given a digest, this very event, which is not common to both.
 
         Streams that count their ids alike may well say the same; then only what sets them apart tells them apart. What
-        an unproven resume brought belongs to a stream that is not known.
+        an unproven resume brought belongs to a stream that is not known. `like` remembers for the next time which
+        streams (keys) have something in common with this one.
         """
         if digest is None:
             other = self.index.get(event_id)
             return other is not None and other is not stream and other.origin is not Origin.UNKNOWN
-        return any(
-            other.holds(event_id, digest) and not stream.is_like(other)
-            for other in self
-            if other is not stream and other.origin is not Origin.UNKNOWN
-        )
+        for other in self:
+            if other is stream or other.origin is Origin.UNKNOWN or other.key in like:
+                continue
+            if other.holds(event_id, digest):
+                if not stream.is_like(other):
+                    return True
+                like.add(other.key)
+        return False
 
     def knows(self, event_id: bytes) -> bool:
         """Whether an event of this session has this id."""
