@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise
+
 import pytest
 
 from epochgate.guard.sse import Framer, Kind
+from epochgate.relay.heartbeat import COMMENT
 from relay.wire import settle
 from resume.story import LAST_CHUNK, OVERLAP, STREAM, began, event, note, notes, part, priming, response
 
@@ -184,3 +187,33 @@ async def test_r7_an_event_that_is_too_long_to_be_checked(proxy, resumed, monkey
         assert b"xxx" not in client.data
         await story.fenced("unreadable")
         assert story.verdicts()[-1] == "unreadable"
+
+
+@pytest.mark.parametrize("hold", ["0s", "120s"], ids=["not held", "held"])
+@pytest.mark.parametrize(
+    ("comment_after", "stream", "want"),
+    [
+        (0, MARK + notes(1), COMMENT + notes(1)),
+        (0, MARK + MARK + notes(1, 2), COMMENT + MARK + notes(1, 2)),
+        (0, MARK[:2] + notes(1, 2), COMMENT + MARK[:2] + notes(1, 2)),
+        (0, notes(1), COMMENT + notes(1)),
+        (3, MARK + MARK + notes(1, 2), MARK + COMMENT + MARK + notes(1, 2)),
+    ],
+    ids=["mark", "two marks", "half a mark", "no mark", "behind the mark"],
+)
+async def test_t1_behind_a_comment_a_mark_is_taken_out_wherever_it_is_cut(proxy, comment_after, stream, want, hold):
+    """There the client would take it for a part of the first line; what is no mark to the proxy goes on as it is."""
+    async with proxy(resume={"hold": {"time": hold}}) as relay:
+        for count in range(5):
+            for cuts in combinations(range(comment_after + 1, 5), count):
+                story = await began(relay, events=b"")
+                await story.answer.begin()
+                if comment_after:
+                    await story.server.send(part(stream[:comment_after]))
+                    await story.answer.until(stream[:comment_after])
+                story.flow._beat()
+                for begin, end in pairwise((comment_after, *cuts, len(stream))):
+                    await story.server.send(part(stream[begin:end]))
+                    await settle()
+                await story.server.send(LAST_CHUNK)
+                assert await story.answer.rest() == want, cuts

@@ -162,6 +162,29 @@ async def test_an_operator_fences_for_all(crew, http):
     assert sum(value for name, value in samples.items() if name.startswith("epochgate_fences_total")) == 1
 
 
+async def test_a_session_that_both_have_at_hand_is_shown_and_fenced(crew, http):
+    """Each of them has seen streams that the other has not, and all of them are told."""
+    one, two = await crew.serving()
+    async with crew.client(one) as first, crew.client(two) as second:
+        await first.initialize()
+        second.headers = first.headers
+        await first.call(1)
+        await second.call(2)
+        await second.call(3)
+        (entry,) = (await crew.get("/api/sessions"))["sessions"]
+        at = f"/api/sessions/{entry['fingerprint']}"
+        detail = await crew.get(at)
+        assert [stream["events"] for stream in detail["streams"]] == [3, 3, 3]
+        assert {key: value for key, value in detail.items() if key not in ("streams", "verdicts")} == {
+            key: value for key, value in entry.items() if key != "streams"
+        }
+        async with http.post(f"{crew.gate.admin}{at}/fence") as answer:
+            fenced = await answer.json()
+        assert (answer.status, fenced["state"], fenced["fence"]) == (200, "fenced", "fenced_by_operator")
+        assert [stream["stream"] for stream in fenced["streams"]] == [stream["stream"] for stream in detail["streams"]]
+        assert (await first.list_tools(), await second.list_tools()) == (404, 404)
+
+
 async def test_the_metrics_pass_the_strict_parser(crew):
     _, text = await crew.text("/metrics", Accept="application/openmetrics-text; version=1.0.0")
     families = {family.name: family for family in text_string_to_metric_families(text)}

@@ -161,6 +161,16 @@ class Framer:
         """Whether what comes next begins a block, and not the stream."""
         return not (self._open or self._after_cr or self._raw) and self._mark == len(MARK)
 
+    def without_mark(self, data: bytes) -> bytes:
+        """What is to be fed next, without the byte order mark that the stream begins with.
+
+        The beginning of a mark is left out until it is known to be none: it then goes before the bytes that tell so.
+        """
+        if self._mark == len(MARK):
+            return data
+        seen = MARK[: self._mark] + data
+        return seen[len(MARK) :] if MARK.startswith(seen[: len(MARK)]) else seen
+
     @property
     def clean(self) -> bool:
         """Whether the stream is between two blocks. An LF that belongs to the last one may still be pending."""

@@ -420,8 +420,8 @@ class Flow:
     def _take_live(self, data: bytes, now: float) -> None:
         downstream = self.downstream
         if downstream is not None:
-            as_it_is = self._at_start or self._begun or self._framer.unfinished != 0
-            downstream.reply.write(data if as_it_is else data.removeprefix(MARK))  # a comment went out before it
+            # Behind a comment a byte order mark would be a part of the first line.
+            downstream.reply.write(data if self._at_start else self._framer.without_mark(data))
         self.read(data, now, final=True)
 
     def _read_blocks(self, data: bytes, now: float) -> None:

@@ -103,7 +103,7 @@ class Together:
             return None
         decided = [entry for entry in await self.decided() if entry.session == fingerprint]
         return {
-            **join_views(views),
+            **join_views([{**view, "streams": len(view["streams"])} for view in views]),
             "streams": _join_streams(views),
             "verdicts": verdict_views(decided, {}, len(decided)),
         }
@@ -193,7 +193,7 @@ def _in_state(lists: Sequence[Listed], state: str | None) -> set[int]:
 
 
 def join_views(views: Sequence[View]) -> View:
-    """One session as several workers have it at hand."""
+    """One session as several workers have it at hand, each in the form of a list: `streams` is how many."""
     latest = max(views, key=lambda view: view["active_at"])
     fenced = next((view for view in views if view["fence"] is not None), None)
     opened, held = (sum(view[key] for view in views) for key in ("open", "held"))
