@@ -279,6 +279,7 @@ async def _end(relay: Relay) -> None:
         async with asyncio.timeout(PATIENCE):
             while relay.context.clients or upstream.connections or len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0.002)
+        relay.context.holds.close_all()  # those whose upstream ended them while their client was going (H3)
     finally:
         for connection in list(relay.context.clients):
             connection.abort()  # a test that fails here must not leave its event loop with open connections
