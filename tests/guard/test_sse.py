@@ -334,3 +334,17 @@ def seconds(size: int, step: int, *, lines: bytes = b"") -> float:
 def test_time_is_linear(size: int, step: int, lines: bytes) -> None:
     """T6: four times the bytes cost about four times as much, in any pieces and with any line ends."""
     assert seconds(4 * size, step, lines=lines) < 8 * seconds(size, step, lines=lines)
+
+
+@pytest.mark.parametrize(
+    "stream", [MARK + b"data: 1\n\n", MARK[:2] + b"data: 1\n\n", b"data: 1\n\n", MARK + MARK + b"x\n\n"]
+)
+def test_a_stream_without_its_mark(stream: bytes) -> None:
+    """Wherever it is cut: the bytes of a mark that was none are not lost."""
+    for first in range(len(stream)):
+        for second in range(first, len(stream)):
+            framer, passed = Framer(), b""
+            for data in (stream[:first], stream[first:second], stream[second:]):
+                passed += framer.without_mark(data)
+                framer.feed(data)
+            assert passed == stream.removeprefix(MARK)
