@@ -22,13 +22,14 @@ local function number(value)
     return string.format('%d', value)
 end
 
-local kept = redis.call('HGET', session, 'life')
+local kept, head_rev, was_fenced, was_active =
+    unpack(redis.call('HMGET', session, 'life', 'head_rev', 'fenced', 'active'))
 local replaces = kept and kept ~= life
 if not whole and (not kept or replaces) or replaces and kept > life then
     return 0
 end
 if not replaces then
-    if head ~= '' and (redis.call('HGET', session, 'head_rev') or '0') ~= number(head_base) then
+    if head ~= '' and (head_rev or '0') ~= number(head_base) then
         return 0
     end
     for _, stream in ipairs(streams) do
@@ -38,16 +39,18 @@ if not replaces then
     end
 end
 
-local was_fenced = not replaces and redis.call('HEXISTS', session, 'fenced') == 1
+local fields = {'life', life, 'by:' .. who, '1'}
 if replaces then
     redis.call('DEL', session)
+    was_fenced, was_active = false, false
 end
-redis.call('HSET', session, 'life', life, 'by:' .. who, '1')
+if active > tonumber(was_active or '0') then
+    fields[#fields + 1] = 'active'
+    fields[#fields + 1] = string.format('%.6f', active)
+end
+redis.call('HSET', session, unpack(fields))
 if fenced or not was_fenced then
     redis.call('PEXPIRE', session, number(lifetime))
-end
-if active > tonumber(redis.call('HGET', session, 'active') or '0') then
-    redis.call('HSET', session, 'active', string.format('%.6f', active))
 end
 if head ~= '' then
     redis.call('HSET', session, 'head', head, 'head_rev', number(head_base + 1))
@@ -64,16 +67,26 @@ end
 
 for _, stream in ipairs(streams) do
     local key, base, state_length, oldest, blocks = unpack(stream, 1, 5)
-    redis.call('HSET', session, 'rev:' .. key, number(base + 1), 'state:' .. key, take(state_length))
+    local newer = {'rev:' .. key, number(base + 1), 'state:' .. key, take(state_length)}
     for _, block in ipairs(blocks) do
-        redis.call('HSET', session, 'events:' .. key .. ':' .. number(block[1]), take(block[2]))
-        redis.call('HSET', session, 'last:' .. key, number(block[1]))
+        if #newer >= 1000 then -- more than some thousands are too many for one call
+            redis.call('HSET', session, unpack(newer))
+            newer = {}
+        end
+        newer[#newer + 1] = 'events:' .. key .. ':' .. number(block[1])
+        newer[#newer + 1] = take(block[2])
     end
+    if #blocks > 0 then
+        newer[#newer + 1] = 'last:' .. key
+        newer[#newer + 1] = number(blocks[#blocks][1])
+    end
+    redis.call('HSET', session, unpack(newer))
     drop_blocks(key, oldest - 1)
 end
 for _, key in ipairs(gone) do
-    drop_blocks(key, tonumber(redis.call('HGET', session, 'last:' .. key) or '-1'))
-    redis.call('HDEL', session, 'rev:' .. key, 'state:' .. key, 'last:' .. key)
+    local last = tonumber(redis.call('HGET', session, 'last:' .. key) or '-1')
+    redis.call('HDEL', session, 'rev:' .. key, 'state:' .. key, 'last:' .. key, 'events:' .. key .. ':' .. number(last))
+    drop_blocks(key, last - 1)
 end
 if fenced and not was_fenced or replaces then
     if fenced then
