@@ -47,6 +47,13 @@ def test_version_and_help_load_no_library():
     assert done.stdout.splitlines()[1] == "[]"
 
 
+def test_a_proxy_that_keeps_its_records_in_memory_loads_no_client_of_a_store():
+    """8 MB and a part of its start."""
+    code = "import sys, epochgate.relay.server; print(sorted({'redis', 'hiredis'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "[]\n"
+
+
 def test_the_module_runs():
     done = subprocess.run(
         [sys.executable, "-m", "epochgate", "check"], capture_output=True, text=True, check=False, timeout=30

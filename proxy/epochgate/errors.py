@@ -96,3 +96,10 @@ class StoreError(EpochgateError):
 
     fault = Fault.STORE
     code = "store"
+
+
+def told(error: Exception) -> str:
+    """What may be said of any error: of one that is not ours its kind alone."""
+    if isinstance(error, EpochgateError):
+        return str(error)
+    return "no answer in time" if isinstance(error, TimeoutError) else f"it failed ({type(error).__name__})"

@@ -15,9 +15,10 @@ import pytest
 from redis import exceptions as redis
 from redis._parsers.base import BaseParser
 
-from epochgate.errors import StoreError
+from epochgate.errors import StoreError, told
 from epochgate.ledger import problems
 from epochgate.ledger.shared import SharedLedger
+from epochgate.ledger.sqlite import what_fails
 from epochgate.ledger.valkey import ValkeyStore
 from ledger.places import DAY, Sqlite, Valkey, facts, records, story
 from ledger.servers import running
@@ -83,8 +84,8 @@ def test_a_connection_is_told_by_its_kind(cause, told):
 def test_what_a_library_says_is_not_told():
     assert "(AttributeError)" in problems.of_server(AttributeError("hunter2"))
     assert "hunter2" not in problems.of_server(AttributeError("hunter2"))
-    assert problems.told(msgspec.ValidationError("Invalid enum value 'hunter2'")) == "it failed (ValidationError)"
-    assert problems.told(StoreError("our own words")) == "our own words"
+    assert told(msgspec.ValidationError("Invalid enum value 'hunter2'")) == "it failed (ValidationError)"
+    assert told(StoreError("our own words")) == "our own words"
 
 
 async def test_nor_what_sqlite_says(tmp_path):
@@ -99,8 +100,8 @@ async def test_nor_what_sqlite_says(tmp_path):
     with contextlib.closing(sqlite3.connect(place.path)) as file, pytest.raises(sqlite3.Error) as caught:
         file.execute("SELECT life FROM sessions").fetchall()
     assert "hunter2" in str(caught.value)
-    assert "hunter2" not in problems.of_file(caught.value)
-    assert problems.of_file(OSError(errno.ENOSPC, "hunter2")) == "no space left on device"
+    assert "hunter2" not in what_fails(caught.value)
+    assert what_fails(OSError(errno.ENOSPC, "hunter2")) == "no space left on device"
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

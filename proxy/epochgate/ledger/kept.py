@@ -11,13 +11,12 @@ from itertools import islice
 
 import structlog
 
-from epochgate.errors import ConfigurationError, StoreError
+from epochgate.errors import ConfigurationError, StoreError, told
 from epochgate.guard.record import Session
 from epochgate.ledger.base import Resume, Store, Written
 from epochgate.ledger.lending import Lending
 from epochgate.ledger.memory import Records
 from epochgate.ledger.mirror import Known, Mirror
-from epochgate.ledger.problems import told
 from epochgate.ledger.state import NEVER, Kept, restore
 
 GATHER = 0.05  # s that a change waits for others, so that they are written together

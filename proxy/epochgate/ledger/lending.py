@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from epochgate.errors import StoreError
+from epochgate.errors import StoreError, told
 from epochgate.guard.record import Session, Stream
 from epochgate.ledger.loans import LEASE, NOT_KNOWN, Borrowing, Data, End, Entry, Head, Loan
 from epochgate.ledger.messages import Asked, Granted, Message, Offer, Reading, Returned, TakenBack, encode
 from epochgate.ledger.mirror import Mirror
-from epochgate.ledger.problems import told
 
 if TYPE_CHECKING:
     from epochgate.ledger.valkey import ValkeyStore

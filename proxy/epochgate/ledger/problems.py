@@ -1,6 +1,6 @@
-"""What is told of a store that fails: a fixed text for each kind of error, with what to do about it.
+"""What is told of a Valkey or Redis that fails: a fixed text for each kind of error, with what to do about it.
 
-A server, a client library or SQLite may quote in an error what it was sent, or what it has: the password, ids, contents
+A server or the client library may quote in an error what it was sent, or what it has: the password, ids, contents
 (L7). So nothing of their texts is passed on; they only tell the kind.
 """
 
@@ -9,13 +9,10 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sqlite3
 import ssl
 from collections.abc import Iterator
 
 from redis import exceptions as redis
-
-from epochgate.errors import EpochgateError
 
 UNREACHABLE = "there is no connection to it; look whether it runs and is reachable"
 TOO_OLD = "it is older than Redis 6.2; use that or a newer one, or Valkey"
@@ -57,25 +54,6 @@ _CODES: tuple[tuple[str, str], ...] = (
     ("DB index is out of range", "it has no database of that number; look at the end of store.url"),
     ("SELECT is not allowed", "a cluster has the database 0 alone; look at the end of store.url"),
 )
-
-_SQLITE = {
-    sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_IOERR: "it cannot be read or written",
-    sqlite3.SQLITE_READONLY: "it cannot be written",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_PERM: "it may not be opened",
-    sqlite3.SQLITE_BUSY: "another program uses it",
-    sqlite3.SQLITE_LOCKED: "another program uses it",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged; move it away, and a new one is made",
-    sqlite3.SQLITE_NOTADB: "the file is no SQLite file; move it away, and a new one is made",
-}
-
-
-def told(error: Exception) -> str:
-    """What may be said of any error: of one that is not ours its kind alone."""
-    if isinstance(error, EpochgateError):
-        return str(error)
-    return "no answer in time" if isinstance(error, TimeoutError) else f"it failed ({type(error).__name__})"
 
 
 def of_server(error: Exception) -> str:
@@ -126,11 +104,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def of_file(error: sqlite3.Error | OSError) -> str:
-    """What is wrong with a file of SQLite's, or with its directory."""
-    if isinstance(error, OSError):
-        return os.strerror(error.errno).lower() if error.errno else type(error).__name__
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return _SQLITE.get(code, f"it cannot be used ({getattr(error, 'sqlite_errorname', type(error).__name__)})")

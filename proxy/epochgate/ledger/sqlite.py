@@ -25,7 +25,6 @@ from typing import TypeVar
 import structlog
 
 from epochgate.errors import ConfigurationError, StoreError
-from epochgate.ledger import problems
 from epochgate.ledger.base import Written
 from epochgate.ledger.state import NEVER, Change, Kept, KeptStream
 
@@ -104,7 +103,7 @@ class SqliteStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(threads, work)
         except (sqlite3.Error, OSError) as error:
-            what = problems.of_file(error)
+            what = what_fails(error)
             raise StoreError(f"{self._path}: {what}; look at the space and the rights of its directory") from None
 
     # -- in the threads
@@ -380,3 +379,24 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise
+
+
+_SQLITE = {
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_IOERR: "it cannot be read or written",
+    sqlite3.SQLITE_READONLY: "it cannot be written",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+    sqlite3.SQLITE_PERM: "it may not be opened",
+    sqlite3.SQLITE_BUSY: "another program uses it",
+    sqlite3.SQLITE_LOCKED: "another program uses it",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; move it away, and a new one is made",
+    sqlite3.SQLITE_NOTADB: "the file is no SQLite file; move it away, and a new one is made",
+}
+
+
+def what_fails(error: sqlite3.Error | OSError) -> str:
+    """What is wrong with a file of SQLite's, or with its directory."""
+    if isinstance(error, OSError):
+        return os.strerror(error.errno).lower() if error.errno else type(error).__name__
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return _SQLITE.get(code, f"it cannot be used ({getattr(error, 'sqlite_errorname', type(error).__name__)})")
