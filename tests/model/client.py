@@ -23,10 +23,12 @@ class Pipe:
     failed: list[int] = field(default_factory=list)  # calls that the proxy told as failed
     unanchored: bool = False  # it was resumed from a cursor that the ledger had forgotten
     must_pass: bool = False  # its last resume had an accepted proof
+    judged: int = 0  # how many of the fresh ones were looked at, by what was known when they came
 
     def absorb(self, lost: int = 0) -> None:
         """Read what came on the line; the last `lost` blocks never arrived."""
         blocks, self.line.blocks = self.line.blocks, []
+        self.judged = 0
         for block in parsed(blocks[: max(len(blocks) - lost, 0)]):
             self.received += said(block)
             self.failed += told(block)
