@@ -85,18 +85,18 @@ class KeptLedger:
         """See `Ledger`."""
         session = self.records.get(session_id, now)
         if session is None:
-            told = await self.read(session_id, within=READ_WITHIN if resume is None else RESUME_WITHIN)
+            answered = await self.read(session_id, within=READ_WITHIN if resume is None else RESUME_WITHIN)
             session = self.records.get(session_id, now)
-            self._note_unsure(session, now, told=told)
+            self._note_unsure(session, now, answered=answered)
         return session
 
-    def _note_unsure(self, session: Session | None, now: float, *, told: bool) -> None:
+    def _note_unsure(self, session: Session | None, now: float, *, answered: bool) -> None:
         """Requests of a session that is not found pass unrecorded; where the store did not tell, it may be known later.
 
         Then it may have delivered ids that are on no record: a cursor that is not known is not a stale one (R3).
         """
         if session is None:
-            if not told:
+            if not answered:
                 self._unsure_at = now
         elif session.opened_at < self._unsure_at + CLOCKS_DIFFER:
             session.mark_delivered()

@@ -87,9 +87,9 @@ class SharedLedger(KeptLedger):
         session = self.records.get(session_id, now)
         if session is not None and resume is None and self._is_fresh(session):
             return session
-        told = await self.read(session_id, within=READ_WITHIN if resume is None else RESUME_WITHIN)
+        answered = await self.read(session_id, within=READ_WITHIN if resume is None else RESUME_WITHIN)
         session = self.records.get(session_id, now)
-        self._note_unsure(session, now, told=told)
+        self._note_unsure(session, now, answered=answered)
         if resume is not None and session is not None and session.fence is None:
             others = mirror_of(session).writers - {self._shared.who}
             if others and self.works:

@@ -23,6 +23,7 @@ from epochgate.relay.clients import BODY_RATE, Clients
 from epochgate.relay.downstream import Watcher
 from epochgate.relay.headers import MAX_HEAD, Framing, connection_options, lower_case
 from epochgate.relay.known import KnownRequests, with_length
+from epochgate.relay.listener import notice_death
 from epochgate.relay.reply import Reply, error_reply
 from epochgate.relay.request import Body, Request
 
@@ -513,12 +514,7 @@ class ClientConnection(asyncio.Protocol):
         """Nothing is read: only the kernel can tell then that the peer is no more."""
         if self._peer_check is not None or self._transport is None:
             return
-        sock = self._transport.get_extra_info("socket")
-        if sock.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        notice_death(self._transport.get_extra_info("socket"), 5, 5)
         self._peer_check = self._loop.call_later(PEER_CHECK, self._check_peer)
 
     def _check_peer(self) -> None:

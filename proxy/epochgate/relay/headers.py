@@ -50,9 +50,7 @@ class Head:
         self.status = status
         self.reason = reason
         self.fields = fields
-        self.first = (
-            first  # lower-case name -> first value, of these fields: what the client does not get means nothing
-        )
+        self.first = first  # lower-case name -> first value of these: what the client does not get means nothing
         self.framing = framing
         self.whole = False  # all of the answer came with it, in one read
         self._lines = b""

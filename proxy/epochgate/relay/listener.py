@@ -119,13 +119,13 @@ def _noticing(server: asyncio.Server) -> asyncio.Server:
     return server
 
 
-def notice_death(sock: Any) -> None:
-    """Have the kernel ask a peer that is silent for a minute whether it is there: one may vanish without a word."""
+def notice_death(sock: Any, silent: int = SILENT, again: int = SILENT // 4) -> None:
+    """Have the kernel ask a peer that is silent for so many s whether it is there, and `again`: one may just vanish."""
     if sock.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT // 4)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, silent)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, again)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
